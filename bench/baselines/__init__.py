@@ -1,0 +1,1 @@
+"""What our server is measured against: the same engine behind servers of other shapes."""

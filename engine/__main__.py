@@ -1,0 +1,93 @@
+"""`python -m engine LAUNCH`: one rank. Attaches to the link it inherited, builds its engine, runs the loop.
+
+The server starts this; it is not meant for hands. It dies with the server (PR_SET_PDEATHSIG), answers SIGTERM
+by leaving the loop, and reports why it cannot go on as a `Failed` event before it exits with 1. Status 2 is a LAUNCH
+that cannot be read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from engine.loop import RankLoop
+from engine.protocol import Engine
+from ipc.heartbeat import EngineState
+from ipc.layout import TOKEN_DTYPE
+from ipc.link import EngineLink
+from ipc.messages import Failed, Launch, Ready
+
+log = logging.getLogger("engine")
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def main(argv: list[str]) -> int:
+    """Run one rank to its end; the exit status is 0 only after an orderly shutdown."""
+    if len(argv) != 2:
+        print(f"error: one LAUNCH argument is expected, got {len(argv) - 1}", file=sys.stderr)
+        return 2
+    try:
+        launch = msgspec.json.decode(argv[1], type=Launch)
+    except msgspec.MsgspecError as error:
+        print(f"error: LAUNCH cannot be read: {error}", file=sys.stderr)
+        return 2
+    _die_with(launch.parent_pid)
+    # The terminal's Ctrl-C is for the server, which ends its ranks itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s rank{launch.rank} %(name)s: %(message)s")
+    link = EngineLink.attach(launch.link)
+    link.beat(0, EngineState.LOADING)
+    try:
+        _serve(launch, link)
+    except Exception as error:
+        log.exception("rank %d cannot go on", launch.rank)
+        _tell(link, Failed(f"{type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+def _serve(launch: Launch, link: EngineLink) -> None:
+    engine = _build(launch)
+    try:
+        loop = RankLoop(engine, link, launch.log_interval_steps)
+        signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+        _tell(link, Ready(engine.facts))
+        loop.run()
+    finally:
+        engine.close()
+
+
+def _build(launch: Launch) -> Engine:
+    if launch.engine == "fake":
+        from engine.fake import FakeEngine
+
+        return FakeEngine(launch)
+    # Imported late: torch takes seconds, and a fake rank must not pay them.
+    from engine.native.engine import NativeEngine
+
+    return NativeEngine(launch)
+
+
+def _tell(link: EngineLink, event: Ready | Failed) -> None:
+    link.publish(np.empty(0, TOKEN_DTYPE), [event])
+
+
+def _die_with(parent_pid: int) -> None:
+    """Ask the kernel to kill this process with its parent, and check that the parent did not die before."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

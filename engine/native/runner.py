@@ -1,0 +1,41 @@
+"""The model's forward pass over one batch: ids in, logits of the sampled rows out.
+
+Promises that only sampled rows go through the output head, with the model's own scaling and softcap. Knows
+nothing about scheduling or sampling.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.native.attention import Attend
+from engine.native.batch import Batch
+from engine.native.device import upload
+from engine.native.pages import PagePool
+from engine.native.step_attention import StepAttention
+
+
+class Runner:
+    """Drives one model over one pool."""
+
+    def __init__(self, model: PreTrainedModel, pool: PagePool) -> None:
+        self._model = model
+        self._pool = pool
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """float32 logits [len(batch.sampled), vocabulary]; K and V of all tokens are in the pool afterwards."""
+        device = self._pool.bytes.device
+        ids, positions, rows = (upload(x, device) for x in (batch.ids, batch.positions, batch.sampled_rows))
+        return run_model(self._model, ids, positions, rows, StepAttention(self._pool.layers, batch))
+
+
+def run_model(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, paged: Attend
+) -> torch.Tensor:
+    """Takes ids [T], positions [T], rows [R] of the tokens whose logits are wanted; returns float32 [R, vocabulary]."""
+    out = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows, paged=paged)
+    logits = out.logits[0]
+    assert isinstance(logits, torch.Tensor)
+    return logits.float()

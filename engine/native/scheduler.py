@@ -1,0 +1,130 @@
+"""Which sequences take part in the next step, and with how many tokens: continuous batching with chunked prompts.
+
+Promises: decodes come first and oldest first; prompts are served in order of arrival; when blocks run out the
+latest arrival gives its own back and is computed again later, so the oldest sequence always advances and every
+sequence ends. Knows nothing about tensors, sampling or why a sequence ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from engine.native.blocks import BlockManager
+from engine.native.sequence import Sequence, blocks_for
+
+
+class Span(NamedTuple):
+    """`tokens` tokens of `sequence` from `sequence.computed` on, in one step."""
+
+    sequence: Sequence
+    tokens: int
+
+
+class Scheduler:
+    """Owns the waiting queue, the running list and every block that a sequence holds.
+
+    Both lists are sorted by arrival and every running sequence is older than every waiting one; that is why
+    "last of running" is the latest arrival and why putting a victim in front of the queue keeps the order.
+    """
+
+    def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self._blocks = blocks
+        # A step has room for each running sequence's decode, or the youngest would wait without a bound.
+        self._max_running = min(max_num_seqs, max_num_batched_tokens)
+        self._max_tokens = max_num_batched_tokens
+        self._running: list[Sequence] = []
+        self._waiting: deque[Sequence] = deque()
+        self.preemptions = 0
+
+    @property
+    def running(self) -> int:
+        """Number of sequences that hold blocks."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Number of sequences that hold nothing yet, or no longer."""
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence whose `limit` fits the pool."""
+        assert blocks_for(sequence.limit - 1) <= self._blocks.total
+        self._waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence in any phase and free its blocks."""
+        if sequence.num_blocks:
+            self._running.remove(sequence)
+            self._release(sequence)
+        else:
+            self._waiting.remove(sequence)
+
+    def plan(self) -> list[Span]:
+        """The spans of the next step, decodes first; never empty while a sequence is here."""
+        before = self.preemptions
+        spans = self._plan_decodes()
+        budget = self._max_tokens - len(spans)
+        for sequence in self._running:
+            budget = self._plan_prompt(sequence, budget, spans)
+        # Blocks that a preemption has just freed are for the sequences that lacked them.
+        if self.preemptions == before:
+            self._admit(budget, spans)
+        return spans
+
+    def _plan_decodes(self) -> list[Span]:
+        # The list shrinks from its end while this runs: a victim holds no block any more.
+        return [
+            Span(sequence, 1)
+            for sequence in tuple(self._running)
+            if sequence.remaining == 1 and sequence.num_blocks and self._make_room(sequence)
+        ]
+
+    def _plan_prompt(self, sequence: Sequence, budget: int, spans: list[Span]) -> int:
+        count = min(sequence.remaining, budget)
+        if sequence.remaining == 1 or count == 0:
+            return budget
+        spans.append(Span(sequence, count))
+        return budget - count
+
+    def _admit(self, budget: int, spans: list[Span]) -> None:
+        while self._waiting and budget > 0 and len(self._running) < self._max_running:
+            sequence = self._waiting[0]
+            need = blocks_for(sequence.length)
+            # One spare block for each running sequence: without it a new prompt takes the blocks that the
+            # decodes need a few steps later, and is thrown out again with its work lost.
+            if need + len(self._running) > self._blocks.free and self._running:
+                return
+            self._waiting.popleft()
+            self._running.append(sequence)
+            self._grow(sequence, need)
+            count = min(sequence.remaining, budget)
+            spans.append(Span(sequence, count))
+            budget -= count
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Blocks for all known tokens, taken from later arrivals if need be. False: it was the latest itself."""
+        need = blocks_for(sequence.length)
+        while need - sequence.num_blocks > self._blocks.free:
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self._grow(sequence, need)
+        return True
+
+    def _grow(self, sequence: Sequence, need: int) -> None:
+        while sequence.num_blocks < need:
+            sequence.table[sequence.num_blocks] = self._blocks.take()
+            sequence.num_blocks += 1
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._running.pop()
+        self._release(victim)
+        victim.computed = 0
+        self._waiting.appendleft(victim)
+        self.preemptions += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        self._blocks.give_back(sequence.blocks())
+        sequence.num_blocks = 0

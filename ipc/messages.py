@@ -1,0 +1,177 @@
+"""Messages between the server process and one engine rank, grouped by receiver.
+
+Fields only: the wire form is `ipc/codec.py`, the way across is `ipc/link.py`. Tokens do not travel here
+but as fixed records in the token ring (`ipc/layout.py`). Knows nothing about HTTP, text or torch.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+
+import msgspec
+
+
+class Finish(IntEnum):
+    """Why a request ended: `finish` of a token record. NONE means it goes on."""
+
+    NONE = 0
+    STOP = 1  # an end-of-sequence id was sampled; the record carries it
+    LENGTH = 2  # max_tokens or the context is used up
+    CANCELLED = 3  # the server asked; the record carries no token
+    ERROR = 4  # a `RequestError` event with the reason was published before the record
+
+
+class Flag(IntFlag):
+    """`flags` of a token record."""
+
+    TOKEN = 1  # the record carries a token (an end of stream may come without one)
+    EOS = 2  # the token is one of the model's end-of-sequence ids, not text
+    TOP = 4  # a `TopLogprobs` event for this position was published before the record
+
+
+# ---- server -> engine (submit ring) ----
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How tokens are drawn. A draw depends only on (seed, position), never on the batch around it."""
+
+    seed: int  # 64-bit unsigned; the server draws one when the client gave none
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 keeps all
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int = -1  # -1: none; k >= 0: the token's own and the k best
+
+
+class Submit(msgspec.Struct, frozen=True, tag=1):
+    """A new request. `slot` and `generation` name it in every later message and token record."""
+
+    slot: int
+    generation: int
+    request_id: str  # for log lines only
+    ids: bytes  # the prompt, little-endian int32
+    max_tokens: int
+    sampling: Sampling
+    min_tokens: int = 0  # no end-of-sequence id before that many tokens
+    ignore_eos: bool = False
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=2):
+    """The client is gone. Answered by one CANCELLED record, or by nothing if the request had already ended."""
+
+    slot: int
+    generation: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=3):
+    """Leave the loop after this pass; running requests are dropped."""
+
+
+Command = Submit | Cancel | Shutdown
+
+
+# ---- engine -> server (event ring) ----
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a rank says of its engine and model once it is ready."""
+
+    engine: str  # native, fake, deepinfer
+    model_type: str
+    dtype: str
+    device: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    max_model_len: int  # prompt + output tokens of one request
+    max_num_seqs: int
+    block_size: int  # tokens
+    num_blocks: int
+    page_bytes: int  # one block, all layers
+    state_bytes: int = 0  # per state slot; 0: the model keeps everything in pages
+    num_states: int = 0
+    keep_tokens: int = 1  # tail of a prompt that must always be computed
+    layout_digest: str = ""  # equal digests: pages of one rank mean the same on the other
+    lockstep: bool = False  # ranks step together and live and die together
+
+
+class Ready(msgspec.Struct, frozen=True, tag=16):
+    """The model is loaded and the loop runs."""
+
+    facts: Facts
+
+
+class RequestError(msgspec.Struct, frozen=True, tag=17):
+    """One request failed in the engine; its ERROR record follows in the token ring."""
+
+    slot: int
+    generation: int
+    message: str
+    client_fault: bool  # True: the request asked for something impossible
+
+
+class TopLogprobs(msgspec.Struct, frozen=True, tag=18):
+    """The most probable ids at one position, best first, natural logarithms."""
+
+    slot: int
+    generation: int
+    position: int
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class Stats(msgspec.Struct, frozen=True, tag=19):
+    """Gauges of this moment and counters since the rank started; sent at intervals and when the rank falls idle."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    steps: int
+    preemptions: int
+    prefill_tokens: int
+    decode_tokens: int
+    stalls: int = 0  # passes skipped because the server did not drain its rings
+
+
+class Failed(msgspec.Struct, frozen=True, tag=20):
+    """The rank cannot go on (or never came up) and exits right after."""
+
+    message: str
+
+
+Event = Ready | RequestError | TopLogprobs | Stats | Failed
+
+
+# ---- argv of an engine process ----
+
+
+class LinkFds(msgspec.Struct, frozen=True):
+    """Inherited descriptors of one rank's link: the segment and one eventfd a direction."""
+
+    segment: int
+    to_engine: int
+    to_server: int
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Everything an engine process is told at birth, as one JSON argument of `python -m engine`."""
+
+    rank: int
+    world: int
+    engine: str  # native or fake
+    model: str  # folder
+    link: LinkFds
+    parent_pid: int  # the rank ends itself when this is no longer its parent
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = 0  # 0: the engine's own choice
+    max_model_len: int = 0  # 0: the model's own
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 32768
+    num_kv_blocks: int = 0  # 0: sized from memory
+    gpu_memory_utilization: float = 0.9
+    log_interval_steps: int = 200

@@ -1,0 +1,80 @@
+"""Anonymous shared memory: a sealed memfd, mapped here and, through an inherited descriptor, in another process.
+
+Promises: no name anywhere, so nothing is left behind whatever dies; the size is sealed, so the other side cannot
+shrink the file and turn our reads into bus errors. Pages cost memory only once touched.
+Descriptors are close-on-exec: a child gets one only where `pass_fds` names it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Final
+
+from ipc.errors import SegmentError
+
+_SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+def _sealed_file(size: int, label: str) -> int:
+    fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Segment:
+    """`size` bytes shared by everyone who has the descriptor."""
+
+    def __init__(self, fd: int, size: int, *, owner: bool) -> None:
+        """Map `fd`; an owner also closes it in the end. Raises OSError."""
+        self.fd = fd
+        self.size = size
+        self._owner = owner
+        self._map = mmap.mmap(fd, size)
+        self.memory = memoryview(self._map)
+
+    @classmethod
+    def create(cls, size: int, label: str = "deepinfer") -> Segment:
+        """A new segment of zeros; `label` shows in /proc/PID/maps only. Raises SegmentError."""
+        if size <= 0:
+            raise SegmentError(f"a segment cannot have {size} bytes")
+        try:
+            fd = _sealed_file(size, label)
+        except OSError as error:
+            raise SegmentError(f"cannot make a segment of {size} bytes: {error}") from error
+        try:
+            return cls(fd, size, owner=True)
+        except OSError as error:
+            os.close(fd)
+            raise SegmentError(f"cannot map the segment of {size} bytes at fd {fd}: {error}") from error
+
+    @classmethod
+    def attach(cls, fd: int, size: int) -> Segment:
+        """The segment behind an inherited descriptor, which stays the caller's. Raises SegmentError."""
+        try:
+            found = os.fstat(fd).st_size
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError as error:
+            raise SegmentError(f"fd {fd} is no segment of {size} bytes: {error}") from error
+        if found != size:
+            raise SegmentError(f"the segment at fd {fd} has {found} bytes instead of {size}")
+        if seals & _SIZE_SEALS != _SIZE_SEALS:
+            raise SegmentError(f"the size of the segment at fd {fd} ({size} bytes) is not sealed")
+        try:
+            return cls(fd, size, owner=False)
+        except OSError as error:
+            raise SegmentError(f"cannot map the segment of {size} bytes at fd {fd}: {error}") from error
+
+    def close(self) -> None:
+        """Unmap, and close an owned descriptor. Every view of `memory` must be released before (BufferError)."""
+        self.memory.release()
+        self._map.close()
+        if self._owner:
+            self._owner = False
+            os.close(self.fd)

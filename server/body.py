@@ -1,0 +1,103 @@
+"""Step 1 of a request's path: bounded HTTP body -> typed request, or an InvalidRequestError naming field and value.
+
+A field nobody knows, or one this server does not serve, is refused by name unless it is null or asks for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from server.errors import InvalidRequestError, UnsupportedFieldError
+from server.fields import LABELS, UNSERVED
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# A name or value quoted in an error: enough to recognise it, never a whole prompt.
+QUOTED_CHARS: Final = 80
+# msgspec's own words, which quote unknown names and wrong choices at full length.
+REASON_CHARS: Final = 200
+
+_PATH: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+async def read(request: web.Request, kind: type[T]) -> T:
+    """The request's body as `kind`. Raises InvalidRequestError; aiohttp raises its own error past the size limit."""
+    try:
+        body = await request.read()
+    except web.RequestPayloadError as error:
+        request.content.feed_eof()  # aiohttp would look for the rest of a body that has none
+        raise InvalidRequestError(f"the body cannot be read: {error}") from error
+    return parse(body, kind)
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """Bytes to a typed request. Raises InvalidRequestError and UnsupportedFieldError."""
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise InvalidRequestError(f"the body must be a JSON object, got {_quoted(raw)}")
+    fields = _served(_without_nulls(raw), kind)
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), fields) from None
+
+
+def _without_nulls(raw: dict[str, Any]) -> dict[str, Any]:
+    """Drop null fields, of messages too: clients send them for "not set"."""
+    found = {name: value for name, value in raw.items() if value is not None}
+    if isinstance(messages := found.get("messages"), list):
+        found["messages"] = [_message(index, message) for index, message in enumerate(messages)]
+    return found
+
+
+def _message(index: int, message: object) -> object:
+    if not isinstance(message, dict):
+        return message
+    found = {name: value for name, value in message.items() if value is not None}
+    for name in found.keys() - {"role", "content", "name", "tool_call_id"}:
+        if found[name] not in ([], ""):
+            raise UnsupportedFieldError(f"messages[{index}].{name[:QUOTED_CHARS]}")
+        del found[name]
+    return found
+
+
+def _served(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    for name in fields.keys() - known - LABELS:
+        if name not in UNSERVED:
+            raise UnsupportedFieldError(name[:QUOTED_CHARS], "it is unknown here")
+        if not any(type(fields[name]) is type(value) and fields[name] == value for value in UNSERVED[name]):
+            raise UnsupportedFieldError(name, f"{_quoted(fields[name])} asks for something this server does not serve")
+    return fields
+
+
+def _named(message: str, fields: dict[str, Any]) -> InvalidRequestError:
+    """msgspec's message with the field and its value in front."""
+    match = _PATH.search(message)
+    path = match["path"] if match else ""
+    text = _PATH.sub("", message)[:REASON_CHARS]
+    if not path:
+        return InvalidRequestError(text)
+    return InvalidRequestError(f"{path}: {text}, got {_quoted(_at(fields, path))}", path)
+
+
+def _at(value: Any, path: str) -> object:
+    for index, name in _STEP.findall(path):
+        try:
+            value = value[int(index)] if index else value[name]
+        except (LookupError, TypeError):  # a path through a key or a missing field: quote what holds it
+            break
+    return value
+
+
+def _quoted(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= QUOTED_CHARS else text[:QUOTED_CHARS] + "..."

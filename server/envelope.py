@@ -1,0 +1,37 @@
+"""The JSON around every answer: id, object, created, model; made once per request, shared by chat and text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from server.answer import Usage
+from server.sse import event
+
+
+class Envelope:
+    """One request's head in its two forms: a document's and a chunk's."""
+
+    def __init__(self, id_: str, document: str, chunk: str, model: str) -> None:
+        self._document = {"id": id_, "object": document, "created": int(time.time()), "model": model}
+        self._chunk_head = {**self._document, "object": chunk}
+        # The head without its closing brace: chunks are built around it, no object per token.
+        self._open = b"data: " + msgspec.json.encode(self._chunk_head)[:-1]
+
+    def chunk(self, index: int, delta: bytes, logprobs: bytes, finish_reason: str | None) -> bytes:
+        """A streamed chunk with one choice; `delta` is its name and value, `logprobs` a value, both as JSON."""
+        finish = b"null" if finish_reason is None else b'"%b"' % finish_reason.encode()
+        return b'%b,"choices":[{"index":%d,%b,"logprobs":%b,"finish_reason":%b}]}\n\n' % (
+            self._open, index, delta, logprobs, finish,
+        )  # fmt: skip
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The `choices: []` chunk that ends a stream."""
+        return event(msgspec.json.encode({**self._chunk_head, "choices": [], "usage": usage.as_json()}))
+
+    def document(self, choices: Sequence[dict[str, Any]], usage: Usage) -> bytes:
+        """A whole answer."""
+        return msgspec.json.encode({**self._document, "choices": choices, "usage": usage.as_json()})

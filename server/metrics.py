@@ -1,0 +1,97 @@
+"""The server's Prometheus metrics, in a registry of their own.
+
+Names kept from earlier servers over the same engine (`deepinfer:*`) stay as they are. Gauges of the ranks are
+read when scraped, so an idle server does no bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from server.rank import Rank, RankState
+
+_TTFT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_ITL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
+_E2E_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
+_TOKEN_BUCKETS: Final = (1, 8, 32, 128, 512, 2048, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
+_LAG_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+
+class Metrics:
+    """Counters and histograms, updated where things happen."""
+
+    def __init__(self) -> None:
+        # A second series for every counter, which no dashboard reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests accepted: one per prompt")
+        self.finished = self._counter("finished", "Requests that ended with an answer")
+        self.aborted = self._counter("aborted", "Requests whose client went away")
+        self.errors = self._counter("errors", "Requests that ended with an error")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests")
+        self.completion_tokens = self._counter("completion_tokens", "Tokens generated")
+        self.encode_fallbacks = self._counter("encode_fallbacks", "Conversations rendered by the plain fallback")
+        self.refused = Counter(
+            "deepinfer:refused", "HTTP requests answered with an error", ["code"], registry=self.registry
+        )
+        self.late_records = self._counter("late_records", "Token records of requests that were gone")
+        self.rank_failures = self._counter("rank_failures", "Ranks that died or hung")
+        self.ttft = self._histogram("time_to_first_token_seconds", "Body read to first token", _TTFT_BUCKETS)
+        self.itl = self._histogram("inter_token_latency_seconds", "Engine time between tokens", _ITL_BUCKETS)
+        self.e2e = self._histogram("e2e_request_latency_seconds", "Body read to last token", _E2E_BUCKETS)
+        self.encode = self._histogram("encode_seconds", "Rendering and tokenizing a prompt", _TTFT_BUCKETS)
+        self.prompt_length = self._histogram("request_prompt_tokens", "Prompt lengths", _TOKEN_BUCKETS)
+        self.output_length = self._histogram("request_generation_tokens", "Answer lengths", _TOKEN_BUCKETS)
+        self.loop_lag = self._histogram("loop_lag_seconds", "How late the event loop runs a timer", _LAG_BUCKETS)
+
+    def watch(self, ranks: Sequence[Rank]) -> None:
+        """Add the gauges of these ranks."""
+        self.registry.register(_RankGauges(ranks))
+
+    def expose(self) -> bytes:
+        """Prometheus text."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"deepinfer:{name}", text, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"deepinfer:{name}", text, buckets=buckets, registry=self.registry)
+
+
+class _RankGauges:
+    """Reads the ranks at the moment of a scrape."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self._ranks = ranks
+
+    def collect(self) -> Iterable[Metric]:
+        def stat(name: str) -> Callable[[Rank], float]:
+            return lambda rank: getattr(rank.stats, name) if rank.stats is not None else 0
+
+        def depth(name: str) -> Callable[[Rank], float]:
+            return lambda rank: getattr(rank.link.depth(), name) if rank.link is not None else 0
+
+        yield self._gauge("rank_ready", "1 when the rank takes requests", lambda r: r.state is RankState.READY)
+        yield self._gauge("slots_used", "Request slots taken", lambda r: r.slots.taken)
+        yield self._gauge("num_requests_running", "Requests in the rank's batch", stat("running"))
+        yield self._gauge("num_requests_waiting", "Requests queued in the rank", stat("waiting"))
+        yield self._gauge("kv_blocks_used", "KV blocks held by requests", stat("blocks_used"))
+        yield self._gauge("kv_blocks", "KV blocks of the pool", stat("blocks_total"))
+        yield self._gauge("engine_steps", "Engine steps since the rank started", stat("steps"))
+        yield self._gauge("preemptions", "Preemptions since the rank started", stat("preemptions"))
+        yield self._gauge("engine_stalls", "Passes skipped since the rings were full", stat("stalls"))
+        yield self._gauge("rank_restarts", "Restarts of the rank", lambda r: r.restarts)
+        yield self._gauge("ring_submit_bytes", "Bytes waiting in the submit ring", depth("submit_bytes"))
+        yield self._gauge("ring_event_bytes", "Bytes waiting in the event ring", depth("event_bytes"))
+        yield self._gauge("ring_token_records", "Records waiting in the token ring", depth("records"))
+
+    def _gauge(self, name: str, text: str, read: Callable[[Rank], float]) -> Metric:
+        family = GaugeMetricFamily(f"deepinfer:{name}", text, labels=["dp_rank"])
+        for rank in self._ranks:
+            family.add_metric([str(rank.index)], float(read(rank)))
+        return family

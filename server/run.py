@@ -1,0 +1,192 @@
+"""From a Config to an exit status: socket, ranks, tokenizer, HTTP, signals, drain.
+
+The socket is bound first, so a taken port fails before a rank is started; ranks load while the tokenizer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import uvloop
+from aiohttp import web
+
+from server.app import build
+from server.config import Config, ConfigError
+from server.errors import ShuttingDownError
+from server.metrics import Metrics
+from server.process import become_subreaper
+from server.rank import Rank
+from server.render import Renderer
+from server.services import Services
+from server.submit import Submitter
+from server.supervise import Supervisor
+from server.tokenizer.encode import Encoder
+from server.tokenizer.errors import TokenizerLoadError
+from server.tokenizer.load import TextTokenizer, load
+
+log = logging.getLogger(__name__)
+
+# Agents pause for minutes between turns; a closed connection costs them a retry.
+KEEP_ALIVE_S: Final = 900.0
+BACKLOG: Final = 4096
+POLL_S: Final = 0.05
+LAG_INTERVAL_S: Final = 0.25
+# Time for handlers to write their last event after their streams were ended.
+FAREWELL_S: Final = 1.0
+
+
+def run(config: Config) -> int:
+    """Serve until a signal or a fatal failure; returns the exit status."""
+    config = _with_model(config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config))
+
+
+async def _serve(config: Config) -> int:
+    listener = _listen(config)
+    become_subreaper()
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop, signal.Signals(number).name)
+    try:
+        return await server.run(listener)
+    finally:
+        listener.close()
+
+
+class _Server:
+    """The life of one server process."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._status = 0
+        self._ranks = [Rank(index, config.max_num_seqs + config.max_waiting) for index in range(config.dp)]
+        self._submitter = Submitter(self._ranks)
+        self._metrics = Metrics()
+        self._metrics.watch(self._ranks)
+
+    def stop(self, why: str) -> None:
+        """First call: finish what runs. Second call: end now."""
+        log.info("%s: %s", why, "ending now" if self._stop.is_set() else "shutting down")
+        (self._stop_now if self._stop.is_set() else self._stop).set()
+
+    def fail(self, why: str) -> None:
+        """Something cannot be mended: end with a status that says so."""
+        log.critical("%s; the server ends", why)
+        self._status = 1
+        self._stop.set()
+        self._stop_now.set()
+
+    async def run(self, listener: socket.socket) -> int:
+        supervisor = Supervisor(self._config, self._ranks, self._metrics, self.fail)
+        supervisor.start()
+        try:
+            runner = await self._open(listener)
+            watchers = [asyncio.create_task(self._announce(listener)), asyncio.create_task(self._watch_lag())]
+            await self._stop.wait()
+            await self._drain()
+            for watcher in watchers:
+                watcher.cancel()
+            await runner.cleanup()
+        finally:
+            await supervisor.stop()
+        return self._status
+
+    async def _open(self, listener: socket.socket) -> web.AppRunner:
+        tokenizer = await self._load_tokenizer()
+        renderer = Renderer(tokenizer, self._config.thinking_mode)
+        services = Services(
+            self._config, tokenizer, Encoder(tokenizer), renderer, self._ranks, self._submitter, self._metrics
+        )  # fmt: skip
+        runner = web.AppRunner(
+            build(self._config, services),
+            handler_cancellation=True,  # a client that leaves ends its handler, so its request is aborted
+            keepalive_timeout=KEEP_ALIVE_S,
+            access_log=None,
+            shutdown_timeout=FAREWELL_S,
+        )
+        await runner.setup()
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        return runner
+
+    async def _load_tokenizer(self) -> TextTokenizer:
+        try:
+            return await asyncio.to_thread(load, Path(self._config.model))
+        except TokenizerLoadError as error:
+            raise ConfigError(f"--model: {error}") from error
+
+    async def _announce(self, listener: socket.socket) -> None:
+        for rank in self._ranks:
+            await rank.became_ready.wait()
+        host, port = listener.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        print(f"ready: {address} serves {self._config.model_name} on {self._config.dp} rank(s). Try:")
+        print(_curl_line(address, self._config.model_name), flush=True)
+
+    async def _watch_lag(self) -> None:
+        while True:
+            due = time.monotonic() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._metrics.loop_lag.observe(max(0.0, time.monotonic() - due))
+
+    async def _drain(self) -> None:
+        """Let running requests end, then end the rest with an error."""
+        self._submitter.closed = True
+        deadline = time.monotonic() + self._config.shutdown_timeout
+        while any(rank.slots.taken for rank in self._ranks):
+            if self._stop_now.is_set() or time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(POLL_S)
+        for rank in self._ranks:
+            for stream in rank.slots.streams():
+                stream.cancel()
+                stream.fail(ShuttingDownError("the server is shutting down"))
+
+
+def _listen(config: Config) -> socket.socket:
+    """A bound socket. Raises ConfigError naming the flags."""
+    with ExitStack() as opened:
+        try:
+            family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+            listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except (OSError, UnicodeError) as error:  # UnicodeError: no such name could exist
+            raise ConfigError(f"--host {config.host} --port {config.port}: cannot listen there: {error}") from None
+        opened.pop_all()
+    return listener
+
+
+def _with_model(config: Config) -> Config:
+    """The config with a model folder: the demo model when none was named. Raises ConfigError."""
+    if config.model:
+        return config
+    # In a process of its own: converting needs torch, which this process never loads.
+    made = subprocess.run(
+        [sys.executable, "-m", "engine.demo"], stdout=subprocess.PIPE, text=True, check=False,
+        cwd=Path(__file__).resolve().parents[1],
+    )  # fmt: skip
+    if made.returncode != 0:
+        raise ConfigError("--model was not given and the demo model could not be made; the lines above say why")
+    return dataclasses.replace(config, model=made.stdout.strip().splitlines()[-1])
+
+
+def _curl_line(address: str, model: str) -> str:
+    body = (
+        f'{{"model": "{model}", "stream": true, "temperature": 0, '
+        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    )
+    return f"  curl -N {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"

@@ -1,0 +1,89 @@
+"""Both ends of one rank's link in the test's own process: a ready `Rank` as the server has it, and the engine's end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ipc.layout import TOKEN_DTYPE
+from ipc.link import EngineLink, ServerLink
+from ipc.link_memory import LinkShape
+from ipc.messages import Command, Facts, Finish, Flag, Sampling
+from server.collect import Collector
+from server.metrics import Metrics
+from server.rank import Rank, RankState
+from server.stream import TokenStream
+from server.submit import Submitter
+
+SHAPE: Final = LinkShape(submit_bytes=1 << 16, event_bytes=1 << 16, token_records=4096)
+NO_RECORDS: Final = np.empty(0, TOKEN_DTYPE)
+FACTS: Final = Facts(
+    engine="test", model_type="test", dtype="float32", device="cpu", vocab_size=260, eos_ids=(257,),
+    max_model_len=512, max_num_seqs=4, block_size=128, num_blocks=16, page_bytes=1024,
+)  # fmt: skip
+
+
+@dataclass
+class RankPair:
+    """One rank, and the engine that is not there: the test reads its commands and answers them."""
+
+    rank: Rank
+    server: ServerLink
+    engine: EngineLink
+    metrics: Metrics = field(default_factory=Metrics)
+    failures: list[str] = field(default_factory=list)
+
+    def submit(self, *ids: int, max_tokens: int = 8) -> TokenStream:
+        """A request through the real admission."""
+        prompt = np.array(ids or (1, 2, 3), np.int32)
+        return Submitter([self.rank]).submit("r", prompt, max_tokens, Sampling(seed=1))
+
+    def commands(self) -> list[Command]:
+        """What the engine was told since the last call."""
+        return self.engine.receive(1000)
+
+    def answer(self, *records: npt.NDArray[np.void]) -> None:
+        """Publish records."""
+        self.engine.publish(np.concatenate(records), ())
+
+    def collector(self) -> Collector:
+        """A collector of this link that is not started yet; needs a running loop."""
+        return Collector(self.rank, self.server, self.metrics, self.failures.append)
+
+
+@contextmanager
+def rank_pair(slots: int = 4, index: int = 0, shape: LinkShape = SHAPE) -> Iterator[RankPair]:
+    """A pair with empty rings."""
+    server = ServerLink.create(shape)
+    engine = EngineLink.attach(server.fds, shape)
+    rank = Rank(index, slots)
+    rank.state, rank.facts, rank.link = RankState.READY, FACTS, server
+    try:
+        yield RankPair(rank, server, engine)
+    finally:
+        rank.link = None
+        engine.close()
+        server.close()
+
+
+def record(
+    slot: int, generation: int, token: int | None = None, *, finish: int = Finish.NONE, position: int = 0, flags: int = 0
+) -> npt.NDArray[np.void]:
+    """One token record; without a token it only ends the request."""
+    found = np.zeros(1, TOKEN_DTYPE)
+    found["slot"], found["generation"], found["finish"], found["position"] = slot, generation, finish, position
+    found["flags"] = flags | (0 if token is None else Flag.TOKEN)
+    found["token"] = token or 0
+    return found
+
+
+def tokens(slot: int, generation: int, ids: Sequence[int], finish: int = Finish.NONE) -> npt.NDArray[np.void]:
+    """A run of token records; the last one may end the request."""
+    found = np.concatenate([record(slot, generation, id_, position=at) for at, id_ in enumerate(ids)])
+    found["finish"][-1] = finish
+    return found

@@ -1,0 +1,43 @@
+"""How many blocks a rank takes when nobody says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.native import memory
+from engine.native.engine import NativeEngine
+from engine.native.errors import LaunchError
+from tests import tiny_models
+from tests.native_requests import launch
+
+
+def test_blocks_are_what_memory_allows_and_no_more_than_all_sequences_need(tmp_path: Path) -> None:
+    one = launch(tmp_path, max_num_seqs=4)
+    assert memory.choose_blocks(one, page_bytes=1000, max_model_len=300, available=5999) == 5
+    assert memory.choose_blocks(one, page_bytes=1000, max_model_len=300, available=10**9) == 4 * 3
+
+
+def test_too_little_memory_shows_the_arithmetic(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"999 bytes for the pool, 1000 bytes a block.*set num_kv_blocks"):
+        memory.choose_blocks(launch(tmp_path), page_bytes=1000, max_model_len=300, available=999)
+
+
+def test_ranks_share_memory_within_the_containers_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       2000000 kB\nMemAvailable:   1000000 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert memory.cpu_bytes(2) == int(1_024_000_000 * memory.CPU_SHARE) // 2
+    (tmp_path / "memory.current").write_text("100000000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.cpu_bytes(1) == int(1_024_000_000 * memory.CPU_SHARE)
+    (tmp_path / "memory.max").write_text("300000000\n")
+    assert memory.cpu_bytes(1) == int(200_000_000 * memory.CPU_SHARE)
+
+
+def test_an_engine_sizes_itself(tmp_path: Path) -> None:
+    folder = tiny_models.write("llama", tmp_path)
+    facts = NativeEngine(launch(folder, num_kv_blocks=0, max_num_seqs=3)).facts
+    assert facts.num_blocks == 3 * tiny_models.CONTEXT // facts.block_size
