@@ -7,7 +7,6 @@
 #include <Python.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <new>
 #include <string>
@@ -126,7 +125,6 @@ struct Writer {
     std::string pending;        // bytes of a character whose end has not come
     std::string out;            // reused between calls
     bool skip_empty = false;
-    bool framed = false;
 };
 
 struct WriterObject {
@@ -180,22 +178,6 @@ bool append_event(Writer& writer, std::int32_t id) {
     return true;
 }
 
-PyObject* framed(const Writer& writer) {
-    if (!writer.framed || writer.out.empty()) {
-        return PyBytes_FromStringAndSize(writer.out.data(), static_cast<Py_ssize_t>(writer.out.size()));
-    }
-    char length[20];
-    const int digits = std::snprintf(length, sizeof length, "%zx\r\n", writer.out.size());
-    const auto total = static_cast<Py_ssize_t>(static_cast<std::size_t>(digits) + writer.out.size() + 2);
-    PyObject* bytes = PyBytes_FromStringAndSize(nullptr, total);
-    if (bytes == nullptr) return nullptr;
-    char* to = PyBytes_AS_STRING(bytes);
-    std::memcpy(to, length, static_cast<std::size_t>(digits));
-    std::memcpy(to + digits, writer.out.data(), writer.out.size());
-    std::memcpy(to + total - 2, "\r\n", 2);
-    return bytes;
-}
-
 PyObject* writer_push(PyObject* self, PyObject* given) {
     Py_buffer ids;
     if (PyObject_GetBuffer(given, &ids, PyBUF_SIMPLE) < 0) return nullptr;
@@ -214,7 +196,7 @@ PyObject* writer_push(PyObject* self, PyObject* given) {
             std::memcpy(&id, static_cast<const char*>(ids.buf) + at, kIdBytes);
             good = append_event(writer, id);
         }
-        if (good) result = framed(writer);
+        if (good) result = PyBytes_FromStringAndSize(writer.out.data(), static_cast<Py_ssize_t>(writer.out.size()));
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
     }
@@ -240,13 +222,13 @@ PyObject* writer_flush(PyObject* self, PyObject*) {
 }
 
 int writer_init(PyObject* self, PyObject* args, PyObject* kwargs) {
-    static const char* names[] = {"table", "head", "tail", "skip_empty", "framed", nullptr};
+    static const char* names[] = {"table", "head", "tail", "skip_empty", nullptr};
     PyObject* table = nullptr;
     const char *head = nullptr, *tail = nullptr;
     Py_ssize_t head_size = 0, tail_size = 0;
-    int skip_empty = 0, is_framed = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!y#y#|$pp", const_cast<char**>(names), table_type, &table, &head,
-                                     &head_size, &tail, &tail_size, &skip_empty, &is_framed)) {
+    int skip_empty = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!y#y#|$p", const_cast<char**>(names), table_type, &table, &head,
+                                     &head_size, &tail, &tail_size, &skip_empty)) {
         return -1;
     }
     if (reinterpret_cast<TableObject*>(table)->pieces == nullptr) {
@@ -262,7 +244,6 @@ int writer_init(PyObject* self, PyObject* args, PyObject* kwargs) {
         return -1;
     }
     writer.skip_empty = skip_empty != 0;
-    writer.framed = is_framed != 0;
     Py_INCREF(table);
     Py_XSETREF(writer.table, table);
     return 0;

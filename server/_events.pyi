@@ -14,10 +14,8 @@ class PieceTable:
 class EventWriter:
     """One stream's events: `head` + JSON string of the text + `tail` for each id."""
 
-    def __init__(
-        self, table: PieceTable, head: bytes, tail: bytes, /, *, skip_empty: bool = False, framed: bool = False
-    ) -> None:
-        """`skip_empty` writes no event without text, `framed` makes each push one HTTP/1.1 chunk."""
+    def __init__(self, table: PieceTable, head: bytes, tail: bytes, /, *, skip_empty: bool = False) -> None:
+        """`skip_empty` writes no event without text."""
 
     def push(self, ids: npt.NDArray[np.int32], /) -> bytes:
         """Events of these contiguous ids; empty when none is due. Raises ValueError for another item size."""

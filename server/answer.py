@@ -6,13 +6,15 @@ Whatever happens, every generation is left through its `with` block: nothing sta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 
+import msgspec
 from aiohttp import web
 
-from server.errors import ApiError
+from server.errors import ApiError, RequestTimeoutError
+from server.events import EventWriter
 from server.generate import Generation, Piece
 from server.sse import DONE, EventStream
 
@@ -23,6 +25,10 @@ class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+
+    def one_more(self) -> Usage:
+        """After one more token."""
+        return self._replace(completion_tokens=self.completion_tokens + 1)
 
     def as_json(self) -> dict[str, object]:
         """OpenAI's usage object."""
@@ -38,11 +44,19 @@ class Form(Protocol):
     """How an endpoint writes its answer."""
 
     def opening(self, index: int) -> bytes:
-        """Events before a choice's first piece."""
+        """Events before a choice's first token."""
         ...
 
-    def events(self, index: int, pieces: Sequence[Piece]) -> bytes:
-        """Events of a batch of pieces."""
+    def writer(self, index: int) -> EventWriter | None:
+        """Writes a choice's events from bare ids; None when more than their text is wanted."""
+        ...
+
+    def last(self, index: int, text: str, finish_reason: str) -> bytes:
+        """A choice's last event, after those of its writer."""
+        ...
+
+    def events(self, index: int, pieces: Sequence[Piece], usage: Usage | None) -> bytes:
+        """Events of a batch of pieces; with `usage` each carries the counts up to it, `usage` being those before."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -54,24 +68,50 @@ class Form(Protocol):
         ...
 
 
+class Manner(msgspec.Struct, frozen=True):
+    """How the client wants its answer."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    timeout_s: float | None
+
+
 async def answer(
-    request: web.Request, generations: Sequence[Generation], form: Form, *, stream: bool, include_usage: bool
+    request: web.Request, generations: Sequence[Generation], form: Form, manner: Manner
 ) -> web.StreamResponse:
     """Run the generations to their end. Raises ApiError while nothing has been sent; later it is an event."""
-    if not stream:
-        with _held(generations):
-            return await _whole(generations, form)
-    events = EventStream(request)
-    try:
-        with _held(generations):
-            await _pump_all(events, generations, form)
-            ending = form.usage_event(_usage(generations)) if include_usage else b""
-            await events.write(ending + DONE)
-    except ApiError as error:
-        if not events.opened:
-            raise
-        await events.fail(error)
+    if not manner.stream:
+        async with _Timed(manner.timeout_s):
+            with _held(generations):
+                return await _whole(generations, form)
+    with EventStream(request) as events:
+        try:
+            async with _Timed(manner.timeout_s):
+                with _held(generations):
+                    await _stream(events, generations, form, manner)
+        except ApiError as error:
+            if not events.opened:
+                raise
+            await events.fail(error)
     return events.response
+
+
+class _Timed:
+    """A deadline whose passing is an ApiError."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._timeout = asyncio.timeout(timeout_s)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await self._timeout.__aexit__(*error)  # type: ignore[arg-type]
+        except TimeoutError:
+            raise RequestTimeoutError(f"the request took longer than {self._timeout_s:g} s") from None
 
 
 def _held(generations: Sequence[Generation]) -> ExitStack:
@@ -82,34 +122,75 @@ def _held(generations: Sequence[Generation]) -> ExitStack:
 
 
 async def _whole(generations: Sequence[Generation], form: Form) -> web.Response:
-    # One after the other: they run side by side in the engine, and each queue is bounded by its own max_tokens.
-    choices = [[piece async for batch in generation.batches() for piece in batch] for generation in generations]
+    await _start_all(generations)
+    # Read one after the other: they run side by side in the engine, and each queue is bounded by its max_tokens.
+    choices = [[piece async for batch in generation.pieces() for piece in batch] for generation in generations]
     return web.Response(body=form.whole(choices, _usage(generations)), content_type="application/json")
 
 
-async def _pump_all(events: EventStream, generations: Sequence[Generation], form: Form) -> None:
-    if len(generations) == 1:
-        await _pump(events, 0, generations[0], form)
+async def _stream(events: EventStream, generations: Sequence[Generation], form: Form, manner: Manner) -> None:
+    await _start_all(generations)
+    pumps = [_pump(events, index, generation, form, manner) for index, generation in enumerate(generations)]
+    await _together(pumps)
+    ending = form.usage_event(_usage(generations)) if manner.include_usage else b""
+    await events.write(ending + DONE)
+
+
+async def _start_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        await generation.start()
+
+
+async def _together(pumps: Sequence[Coroutine[None, None, None]]) -> None:
+    if len(pumps) == 1:
+        await pumps[0]
         return
     try:
         async with asyncio.TaskGroup() as group:
-            for index, generation in enumerate(generations):
-                group.create_task(_pump(events, index, generation, form))
+            for pump in pumps:
+                group.create_task(pump)
     except* (ApiError, ConnectionError) as errors:
         raise errors.exceptions[0] from None
 
 
-async def _pump(events: EventStream, index: int, generation: Generation, form: Form) -> None:
+async def _pump(events: EventStream, index: int, generation: Generation, form: Form, manner: Manner) -> None:
+    writer = form.writer(index) if generation.plain and not manner.continuous_usage else None
+    if writer is not None:
+        await _pump_ids(events, index, generation, form, writer)
+        return
     opening = form.opening(index)
-    async for pieces in generation.batches():
-        await events.write(opening + form.events(index, pieces))
+    async for pieces in generation.pieces():
+        before = _usage_before(generation, pieces) if manner.continuous_usage else None
+        await events.write(opening + form.events(index, pieces, before))
         opening = b""
 
 
+async def _pump_ids(events: EventStream, index: int, generation: Generation, form: Form, writer: EventWriter) -> None:
+    """The fast way: after the first batch, ids go from the collector to the socket without waking this task."""
+    opening = form.opening(index)
+    while True:
+        ids, finish_reason = await generation.next_ids()
+        if finish_reason is not None:
+            # A stop by the engine is its end-of-sequence id, which is no text.
+            text = writer.text(int(ids[-1])) if finish_reason != "stop" else ""
+            ending = form.last(index, text + writer.flush(), finish_reason)
+            await events.write(opening + writer.push(ids[:-1]) + ending)
+            return
+        if not len(ids):
+            return
+        await events.write(opening + writer.push(ids))
+        opening = b""
+        await generation.divert(lambda ids: events.send(writer.push(ids)))
+        if not events.flowing:
+            await events.drain()
+
+
+def _usage_before(generation: Generation, pieces: Sequence[Piece]) -> Usage:
+    account = generation.account
+    return Usage(account.prompt_tokens, account.completion_tokens - len(pieces), 0)
+
+
 def _usage(generations: Sequence[Generation]) -> Usage:
-    accounts = [generation.account for generation in generations]
-    return Usage(
-        sum(account.prompt_tokens for account in accounts),
-        sum(account.completion_tokens for account in accounts),
-        0,
-    )
+    # A prompt counts once, however many answers were drawn from it.
+    prompts = {id(generation.prompt): generation.account.prompt_tokens for generation in generations}
+    return Usage(sum(prompts.values()), sum(generation.account.completion_tokens for generation in generations), 0)

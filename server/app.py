@@ -1,7 +1,8 @@
-"""The aiohttp application: URL -> handler, and the border every request passes on its way out."""
+"""The aiohttp application: URL -> handler, and the border every request passes on its way in and out."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -11,24 +12,32 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from server import admin
+from server.account import Call
 from server.chat import chat
 from server.completions import completions
 from server.config import Config
+from server.cors import Cors
 from server.errors import ApiError, InternalError, from_http
-from server.services import REQUEST_ID, SERVICES, Services
+from server.keys import ANONYMOUS
+from server.services import CALL, SERVICES, Services
+from server.sse import ReaderStalledError
 
 log = logging.getLogger(__name__)
 
 _MIB: Final = 2**20
 # A client's own id is echoed and logged, so it is short and of harmless characters, or replaced.
 _CLEAN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Load balancers and orchestrators ask these without a key.
+_OPEN_PATHS: Final = frozenset({"/health", "/live"})
 
 
 def build(config: Config, services: Services) -> web.Application:
     """The application for these services."""
-    app = web.Application(middlewares=[border], client_max_size=config.max_body_mb * _MIB)
+    cors = Cors(config.cors_origin)
+    app = web.Application(middlewares=[cors.preflight, border], client_max_size=config.max_body_mb * _MIB)
     app[SERVICES] = services
     app.on_response_prepare.append(_name_response)
+    app.on_response_prepare.append(cors.allow)
     app.add_routes(
         [
             web.post("/v1/chat/completions", chat),
@@ -47,32 +56,47 @@ def build(config: Config, services: Services) -> web.Application:
 
 @web.middleware
 async def border(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request its id, and turn every failure into OpenAI's error shape."""
+    """Name the request and its caller, and turn every failure into OpenAI's error shape."""
     given = request.headers.get("X-Request-ID", "")
-    request[REQUEST_ID] = given if _CLEAN_ID.fullmatch(given) else secrets.token_hex(16)
+    request_id = given if _CLEAN_ID.fullmatch(given) else secrets.token_hex(16)
+    endpoint = request.path.rpartition("/")[2]
+    request[CALL] = Call(request_id, endpoint, ANONYMOUS)
     try:
+        if request.path not in _OPEN_PATHS:
+            request[CALL] = Call(request_id, endpoint, _caller(request))
         return await handler(request)
     except ApiError as error:
         return _refused(request, error)
     except web.HTTPException as error:
         return _refused(request, from_http(error))
-    except ConnectionError:
-        # The client is gone: there is nobody to answer, and nothing went wrong here.
-        return web.Response()
+    except ConnectionError as error:
+        return _unanswered(request, error)
+    except asyncio.CancelledError:
+        # The client left, or the server ends; whatever was held has been given back on the way here.
+        raise
     except Exception:  # the request's border
-        log.exception("request %s failed", request[REQUEST_ID])
+        log.exception("request %s failed", request_id)
         return _refused(request, InternalError("the server failed on this request; its log has the reason"))
+
+
+def _caller(request: web.Request) -> str:
+    headers = request.headers
+    return request.app[SERVICES].keys.name_of(headers.get("Authorization", ""), headers.get("X-API-Key", ""))
 
 
 def _refused(request: web.Request, error: ApiError) -> web.Response:
     request.app[SERVICES].metrics.refused.labels(code=error.code or error.kind).inc()
-    response = error.response()
-    if request.content.exception() is not None:
-        # Behind a body that broke off nobody knows where the next request starts.
-        response.force_close()
-    return response
+    return error.response()
+
+
+def _unanswered(request: web.Request, error: ConnectionError) -> web.Response:
+    """The client is gone: there is nobody to answer, and nothing went wrong here."""
+    if isinstance(error, ReaderStalledError):
+        log.warning("request %s cut off: %s", request[CALL].request_id, error)
+        request.app[SERVICES].metrics.stalled.inc()
+    return web.Response()
 
 
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
-    if REQUEST_ID in request:  # refused before it reached the border otherwise
-        response.headers["X-Request-ID"] = request[REQUEST_ID]
+    if (call := request.get(CALL)) is not None:
+        response.headers["X-Request-ID"] = call.request_id

@@ -5,13 +5,16 @@ A field nobody knows, or one this server does not serve, is refused by name unle
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import PayloadEncodingError
 
-from server.errors import InvalidRequestError, UnsupportedFieldError
+from server.errors import BodyTooLargeError, InvalidRequestError, SlowBodyError, UnsupportedFieldError
 from server.fields import LABELS, UNSERVED
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -21,18 +24,46 @@ QUOTED_CHARS: Final = 80
 # msgspec's own words, which quote unknown names and wrong choices at full length.
 REASON_CHARS: Final = 200
 
+# A client that trickles its body holds a connection and memory: it gets half a minute, and more for what it sends.
+GRACE_S: Final = 30.0
+MIN_BYTES_PER_S: Final = 64 * 1024
+
 _PATH: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
 async def read(request: web.Request, kind: type[T]) -> T:
-    """The request's body as `kind`. Raises InvalidRequestError; aiohttp raises its own error past the size limit."""
+    """The request's body as `kind`. Raises InvalidRequestError, BodyTooLargeError and SlowBodyError."""
     try:
-        body = await request.read()
-    except web.RequestPayloadError as error:
+        body = await _bounded(request)
+    except (web.RequestPayloadError, PayloadEncodingError) as error:
         request.content.feed_eof()  # aiohttp would look for the rest of a body that has none
         raise InvalidRequestError(f"the body cannot be read: {error}") from error
     return parse(body, kind)
+
+
+async def _bounded(request: web.Request) -> bytes:
+    """All of the body, within its bounds of size and time."""
+    limit = request.client_max_size
+    body = bytearray()
+    _check_size(request.content_length or 0, limit)
+    started = time.monotonic()
+    while True:
+        left = GRACE_S + len(body) / MIN_BYTES_PER_S - (time.monotonic() - started)
+        try:
+            async with asyncio.timeout(left):
+                piece = await request.content.readany()
+        except TimeoutError:
+            raise SlowBodyError(f"only {len(body)} bytes of the body came in time") from None
+        if not piece:
+            return bytes(body)
+        body += piece
+        _check_size(len(body), limit)
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise BodyTooLargeError(f"the body has at least {size} bytes, the server reads {limit}")
 
 
 def parse(body: bytes, kind: type[T]) -> T:

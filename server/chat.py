@@ -8,32 +8,37 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from server.account import Call
+from server.affinity import session_key
 from server.answer import Usage, answer
 from server.body import read
 from server.envelope import Envelope
 from server.errors import InvalidRequestError
-from server.fields import ChatRequest
+from server.events import EventWriter
+from server.fields import ChatRequest, Message
 from server.generate import Piece
 from server.logprobs import chat_logprobs
-from server.services import REQUEST_ID, SERVICES, Call
-from server.tokenizer.load import TextTokenizer
+from server.services import CALL, SERVICES, Asked, Services
 
 
 async def chat(request: web.Request) -> web.StreamResponse:
     """Render, tokenize, submit, answer."""
     services = request.app[SERVICES]
-    call = Call(request[REQUEST_ID], "chat", "messages")
+    call = request[CALL]
     body = await read(request, ChatRequest)
     services.check_model(body.model)
-    logprobs = _logprobs(body)
+    manner, logprobs = services.manner(body), _logprobs(body)
     with services.metrics.encode.time():
         prompt = services.renderer.render(body.messages)
         ids = await services.encode(prompt, "messages", add_special_tokens=False)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    generation = services.start(call, ids, body, max_tokens, logprobs)
-    form = ChatForm(call.request_id, services.config.model_name, services.tokenizer, logprobs=logprobs >= 0)
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
-    return await answer(request, [generation], form, stream=body.stream, include_usage=include_usage)
+    session = session_key(request.headers, _first_words(body.messages))
+    generations = services.generations(Asked(call, "messages", session, max_tokens, logprobs), [ids], body)
+    return await answer(request, generations, ChatForm(services, call, logprobs=logprobs >= 0), manner)
+
+
+def _first_words(messages: Sequence[Message]) -> str:
+    return next((message.text for message in messages if message.role == "user"), "")
 
 
 def _logprobs(body: ChatRequest) -> int:
@@ -45,19 +50,36 @@ def _logprobs(body: ChatRequest) -> int:
 class ChatForm:
     """`chat.completion` and `chat.completion.chunk` objects of one request."""
 
-    def __init__(self, request_id: str, model: str, tokenizer: TextTokenizer, *, logprobs: bool) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, services: Services, call: Call, *, logprobs: bool) -> None:
+        self._tokenizer = services.tokenizer
+        self._writers = services.writers
         self._logprobs = logprobs
-        self._envelope = Envelope(f"chatcmpl-{request_id}", "chat.completion", "chat.completion.chunk", model)
+        self._envelope = Envelope(
+            f"chatcmpl-{call.request_id}", "chat.completion", "chat.completion.chunk", services.config.model_name
+        )
 
     def opening(self, index: int) -> bytes:
         """The chunk with the role."""
-        return self._envelope.chunk(index, b'"delta":{"role":"assistant","content":""}', b"null", None)
+        return self._envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
 
-    def events(self, index: int, pieces: Sequence[Piece]) -> bytes:
+    def writer(self, index: int) -> EventWriter | None:
+        """A chunk for each token that shows."""
+        if self._logprobs:
+            return None
+        return self._writers.writer(*self._envelope.around(index, b'"delta":{"content":', b"}"), skip_empty=True)
+
+    def last(self, index: int, text: str, finish_reason: str) -> bytes:
+        """The chunk with the finish reason."""
+        return self._envelope.chunk(index, _delta(text), finish_reason=finish_reason)
+
+    def events(self, index: int, pieces: Sequence[Piece], usage: Usage | None) -> bytes:
         """One chunk a token that shows; the last one always, for its finish reason."""
-        shown = (piece for piece in pieces if piece.text or piece.finish_reason or self._logprobs)
-        return b"".join(self._piece(index, piece) for piece in shown)
+        found = []
+        for piece in pieces:
+            usage = usage and usage.one_more()
+            if piece.text or piece.finish_reason or self._logprobs:
+                found.append(self._piece(index, piece, usage))
+        return b"".join(found)
 
     def usage_event(self, usage: Usage) -> bytes:
         """The `choices: []` chunk."""
@@ -75,7 +97,12 @@ class ChatForm:
             "finish_reason": pieces[-1].finish_reason,
         }
 
-    def _piece(self, index: int, piece: Piece) -> bytes:
-        delta = b'"delta":{"content":%b}' % msgspec.json.encode(piece.text) if piece.text else b'"delta":{}'
+    def _piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
         logprobs = msgspec.json.encode(chat_logprobs(self._tokenizer, [piece])) if self._logprobs else b"null"
-        return self._envelope.chunk(index, delta, logprobs, piece.finish_reason)
+        return self._envelope.chunk(
+            index, _delta(piece.text), logprobs=logprobs, finish_reason=piece.finish_reason, usage=usage
+        )
+
+
+def _delta(text: str) -> bytes:
+    return b'"delta":{"content":%b}' % msgspec.json.encode(text) if text else b'"delta":{}'

@@ -6,53 +6,47 @@ Streams one chunk a token, with text or without: benchmark clients time every to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from aiohttp import web
 
+from server.account import Call
+from server.affinity import PREFIX_CHARS, session_key
 from server.answer import Usage, answer
 from server.body import read
 from server.envelope import Envelope
 from server.errors import InvalidRequestError
+from server.events import EventWriter
 from server.fields import CompletionRequest
-from server.generate import Generation, Piece
+from server.generate import Piece
 from server.logprobs import text_logprobs
-from server.services import REQUEST_ID, SERVICES, Call, Services
-from server.tokenizer.load import TextTokenizer
+from server.services import CALL, SERVICES, Asked, Ids, Services
 
-# Prompts of one request: each takes a slot, so one request must not take them all.
+# Prompts of one request: a bound before any of them is tokenized; what they ask for is bounded by `services.py`.
 MAX_PROMPTS: Final = 256
-
-Ids = npt.NDArray[np.int32]
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """Tokenize what is text, submit every prompt, answer."""
     services = request.app[SERVICES]
-    call = Call(request[REQUEST_ID], "completions", "prompt")
+    call = request[CALL]
     body = await read(request, CompletionRequest)
     services.check_model(body.model)
+    manner = services.manner(body)
     with services.metrics.encode.time():
         prompts = [await _encoded(services, prompt) for prompt in _prompts(body.prompt)]
-    generations = _start_all(services, call, prompts, body)
-    form = TextForm(call.request_id, services.config.model_name, services.tokenizer, logprobs=body.logprobs is not None)
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
-    return await answer(request, generations, form, stream=body.stream, include_usage=include_usage)
-
-
-def _start_all(services: Services, call: Call, prompts: Sequence[Ids], body: CompletionRequest) -> list[Generation]:
-    """All prompts or none: a refusal of one takes back those before it."""
     logprobs = -1 if body.logprobs is None else body.logprobs
-    with ExitStack() as started:
-        generations = [
-            started.enter_context(services.start(call, ids, body, body.max_tokens, logprobs)) for ids in prompts
-        ]
-        started.pop_all()
-    return generations
+    session = session_key(request.headers, _first_words(body.prompt))
+    generations = services.generations(Asked(call, "prompt", session, body.max_tokens, logprobs), prompts, body)
+    return await answer(request, generations, TextForm(services, call, logprobs=logprobs >= 0), manner)
+
+
+def _first_words(prompt: str | list[Any]) -> str:
+    if isinstance(prompt, list) and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    return prompt if isinstance(prompt, str) else repr(prompt[:PREFIX_CHARS])
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | Ids]:
@@ -84,10 +78,13 @@ async def _encoded(services: Services, prompt: str | Ids) -> Ids:
 class TextForm:
     """`text_completion` objects of one request."""
 
-    def __init__(self, request_id: str, model: str, tokenizer: TextTokenizer, *, logprobs: bool) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, services: Services, call: Call, *, logprobs: bool) -> None:
+        self._tokenizer = services.tokenizer
+        self._writers = services.writers
         self._logprobs = logprobs
-        self._envelope = Envelope(f"cmpl-{request_id}", "text_completion", "text_completion", model)
+        self._envelope = Envelope(
+            f"cmpl-{call.request_id}", "text_completion", "text_completion", services.config.model_name
+        )
         self._sent: dict[int, int] = {}  # characters of each choice so far, for text_offset
 
     def opening(self, index: int) -> bytes:
@@ -95,9 +92,23 @@ class TextForm:
         self._sent[index] = 0
         return b""
 
-    def events(self, index: int, pieces: Sequence[Piece]) -> bytes:
+    def writer(self, index: int) -> EventWriter | None:
+        """A chunk for each token, with text or without."""
+        if self._logprobs:
+            return None
+        return self._writers.writer(*self._envelope.around(index, b'"text":', b""), skip_empty=False)
+
+    def last(self, index: int, text: str, finish_reason: str) -> bytes:
+        """The chunk with the finish reason."""
+        return self._envelope.chunk(index, _text(text), finish_reason=finish_reason)
+
+    def events(self, index: int, pieces: Sequence[Piece], usage: Usage | None) -> bytes:
         """One chunk a token."""
-        return b"".join(self._piece(index, piece) for piece in pieces)
+        found = []
+        for piece in pieces:
+            usage = usage and usage.one_more()
+            found.append(self._piece(index, piece, usage))
+        return b"".join(found)
 
     def usage_event(self, usage: Usage) -> bytes:
         """The `choices: []` chunk."""
@@ -115,10 +126,15 @@ class TextForm:
             "finish_reason": pieces[-1].finish_reason,
         }
 
-    def _piece(self, index: int, piece: Piece) -> bytes:
+    def _piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
         logprobs = b"null"
         if self._logprobs:
             logprobs = msgspec.json.encode(text_logprobs(self._tokenizer, [piece], self._sent[index]))
             self._sent[index] += len(piece.text)
-        text = b'"text":' + msgspec.json.encode(piece.text)
-        return self._envelope.chunk(index, text, logprobs, piece.finish_reason)
+        return self._envelope.chunk(
+            index, _text(piece.text), logprobs=logprobs, finish_reason=piece.finish_reason, usage=usage
+        )
+
+
+def _text(text: str) -> bytes:
+    return b'"text":' + msgspec.json.encode(text)

@@ -20,6 +20,8 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 THINKING_MODES: Final = ("chat", "thinking")
 ROUTINGS: Final = ("affinity", "least-loaded")
 RANK_FAILURES: Final = ("restart", "exit")
+# Fields given by repeating a flag.
+LISTS: Final = ("api_key", "cors_origin")
 # DEEPINFER_ACCELERATOR -> torch device; unset looks for a GPU.
 ACCELERATORS: Final = {"nvidia": "cuda", "cpu": "cpu"}
 
@@ -58,8 +60,15 @@ class Config:
     num_kv_blocks: int = 0  # 0: sized from memory
     thinking_mode: str = "chat"
     routing: str = "affinity"
-    max_waiting: int = 1024  # requests a rank may hold beyond those it runs
+    max_waiting: int = 1024  # requests in the line before a rank
+    max_waiting_tokens: int = 2**24  # their prompt tokens
+    request_timeout: float = 0.0  # 0: none
     max_body_mb: int = 256
+    api_key: tuple[str, ...] = ()
+    api_key_file: str = ""
+    cors_origin: tuple[str, ...] = ()
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
     on_rank_failure: str = "restart"
     step_timeout: float = 300.0
     shutdown_timeout: float = 30.0
@@ -81,6 +90,8 @@ class Config:
         _within("--gpu-memory-utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _within("--num-kv-blocks", self.num_kv_blocks, 0, 2**31 - 1)
         _within("--max-waiting", self.max_waiting, 0, 2**20)
+        _within("--max-waiting-tokens", self.max_waiting_tokens, 0, 2**40)
+        _within("--request-timeout", self.request_timeout, 0, 86400)
         _within("--max-body-mb", self.max_body_mb, 1, 4096)
         _within("--step-timeout", self.step_timeout, 1, 86400)
         _within("--shutdown-timeout", self.shutdown_timeout, 0, 86400)
@@ -90,6 +101,10 @@ class Config:
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs "
                 f"{self.max_num_seqs}: a step must have room for one token of every running sequence"
             )
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError(f"--ssl-keyfile {self.ssl_keyfile} needs --ssl-certfile")
+        if "" in self.api_key:
+            raise ConfigError("--api-key '' is empty: it would let everybody in")
         if self.model and not Path(self.model).is_dir():
             raise ConfigError(f"--model (or DEEPINFER_HF_MODEL_DIR) {self.model!r} is not a folder")
 
@@ -123,8 +138,15 @@ _HELP: Final = {
     "gpu_memory_utilization": "share of a GPU's memory to use",
     "num_kv_blocks": "128-token KV blocks per rank; 0 sizes the pool from memory",
     "thinking_mode": "what the chat template is told about thinking",
-    "routing": "how a rank is chosen; affinity falls back to least-loaded while there is no prefix cache",
-    "max_waiting": "requests a rank holds beyond the running ones; more get 503",
+    "routing": "affinity keeps a conversation on its rank unless that is far behind; or always the least loaded",
+    "max_waiting": "requests in the line before a rank; more get 503",
+    "max_waiting_tokens": "prompt tokens in the line before a rank; more get 503",
+    "request_timeout": "seconds from a request's body to its last token; 0 is no limit",
+    "api_key": "key that clients must send; may be given several times, and is visible in the process list",
+    "api_key_file": "file of keys, one a line; read again when it changes",
+    "cors_origin": "origin whose web pages may call; may be given several times; * is any",
+    "ssl_certfile": "certificate chain (PEM): serve HTTPS",
+    "ssl_keyfile": "its private key (PEM), if it is not in the same file",
     "max_body_mb": "longest request body in MiB; longer ones get 413",
     "on_rank_failure": "restart a rank that died or hung, or exit with an error",
     "step_timeout": "seconds one engine step may take before its rank counts as hung",
@@ -142,8 +164,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     warnings = [
         f"{flag} has no effect: {why}" for flag, why in INERT_FLAGS.items() if values.pop(_name(flag)) is not None
     ]
-    if values["routing"] == "affinity" and any(word.startswith("--routing") for word in argv):
-        warnings.append("--routing affinity has no effect: there is no prefix cache to keep warm yet")
+    for name in LISTS:
+        values[name] = tuple(values[name])
     return Config(device=_device(environ), **values), warnings
 
 
@@ -162,6 +184,9 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default = environ.get("DEEPINFER_HF_MODEL_DIR", "") if item.name == "model" else item.default
         kind: Callable[[str], object] = type(item.default)
         flag = "--" + item.name.replace("_", "-")
+        if item.name in LISTS:
+            parser.add_argument(flag, action="append", default=[], help=_HELP[item.name])
+            continue
         text = _HELP[item.name] + (" (default: %(default)s)" if item.default != "" else "")
         parser.add_argument(flag, type=kind, default=default, choices=choices.get(item.name), help=text)
     for flag in INERT_FLAGS:

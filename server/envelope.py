@@ -21,12 +21,22 @@ class Envelope:
         # The head without its closing brace: chunks are built around it, no object per token.
         self._open = b"data: " + msgspec.json.encode(self._chunk_head)[:-1]
 
-    def chunk(self, index: int, delta: bytes, logprobs: bytes, finish_reason: str | None) -> bytes:
+    def chunk(
+        self, index: int, delta: bytes, *, logprobs: bytes = b"null", finish_reason: str | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:  # fmt: skip
         """A streamed chunk with one choice; `delta` is its name and value, `logprobs` a value, both as JSON."""
         finish = b"null" if finish_reason is None else b'"%b"' % finish_reason.encode()
-        return b'%b,"choices":[{"index":%d,%b,"logprobs":%b,"finish_reason":%b}]}\n\n' % (
-            self._open, index, delta, logprobs, finish,
+        counts = b"" if usage is None else b',"usage":' + msgspec.json.encode(usage.as_json())
+        return b'%b,"choices":[{"index":%d,%b,"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (
+            self._open, index, delta, logprobs, finish, counts,
         )  # fmt: skip
+
+    def around(self, index: int, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """Head and tail of a chunk around its text; `before` and `after` are the delta's JSON beside it."""
+        # Encoded JSON holds no raw NUL, so it marks the place.
+        head, _, tail = self.chunk(index, before + b"\0" + after).partition(b"\0")
+        return head, tail
 
     def usage_event(self, usage: Usage) -> bytes:
         """The `choices: []` chunk that ends a stream."""

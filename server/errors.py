@@ -2,12 +2,14 @@
 
     ApiError
     +- InvalidRequestError        400  the body, a field or a value
+    |  +- BadHttpError            400  the bytes are no HTTP
     |  +- UnsupportedFieldError   400  a field this server does not serve
     |  +- ContextLengthError      400  the prompt leaves no room in the context
     +- UnauthorizedError          401  no API key, or a wrong one
     +- UnknownModelError          404
     +- UnknownPathError           404
     +- WrongMethodError           405
+    +- SlowBodyError              408
     +- BodyTooLargeError          413
     +- InternalError              500  a defect of ours, logged with its traceback
     |  +- EngineRequestError      500  the engine failed on this one request
@@ -23,11 +25,14 @@ Bodies have OpenAI's error shape. No other module knows a status code.
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import ClassVar, Final
 
 import msgspec
 from aiohttp import web
+
+log = logging.getLogger(__name__)
 
 # Seconds after which a client may try again; short, since ranks come back and queues move within seconds.
 RETRY_AFTER_S: Final = 1
@@ -63,6 +68,19 @@ class InvalidRequestError(ApiError):
 
     status = HTTPStatus.BAD_REQUEST
     kind = "invalid_request_error"
+
+
+class BadHttpError(InvalidRequestError):
+    """The bytes are no HTTP request."""
+
+    code = "bad_http"
+
+
+class SlowBodyError(InvalidRequestError):
+    """The body came slower than the server waits for."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+    code = "slow_body"
 
 
 class UnsupportedFieldError(InvalidRequestError):
@@ -195,6 +213,14 @@ def from_http(error: web.HTTPException) -> ApiError:
             return BodyTooLargeError(error.text or "the request body is too large")  # aiohttp names the limit
         case _:
             return InvalidRequestError(error.reason)
+
+
+def outside_handlers(status: int, reason: str) -> ApiError:
+    """What went wrong before or behind our handlers: bytes that are no HTTP, or a defect."""
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("a request failed outside its handler: %s", reason)
+        return InternalError("the server failed on this request; its log has the reason")
+    return BadHttpError(f"the request is not valid HTTP: {reason}")
 
 
 def health_response(payload: object, *, ready: bool) -> web.Response:

@@ -45,18 +45,16 @@ class EventWriter(Protocol):
 class PyEventWriter:
     """The twin, over `Detokenizer`."""
 
-    def __init__(self, pieces: Pieces, head: bytes, tail: bytes, *, skip_empty: bool = False, framed: bool = False):
+    def __init__(self, pieces: Pieces, head: bytes, tail: bytes, *, skip_empty: bool = False) -> None:
         self._detokenizer = Detokenizer(pieces)
         self._head, self._tail = head, tail
-        self._skip_empty, self._framed = skip_empty, framed
+        self._skip_empty = skip_empty
 
     def push(self, ids: Ids, /) -> bytes:
         """See `EventWriter.push`."""
         texts = (self._detokenizer.push([token]) for token in ids.tolist())
-        events = b"".join(
-            self._head + msgspec.json.encode(text) + self._tail for text in texts if text or not self._skip_empty
-        )
-        return b"%x\r\n%b\r\n" % (len(events), events) if events and self._framed else events
+        shown = (text for text in texts if text or not self._skip_empty)
+        return b"".join(self._head + msgspec.json.encode(text) + self._tail for text in shown)
 
     def text(self, token: int, /) -> str:
         """See `EventWriter.text`."""
@@ -79,13 +77,13 @@ class EventWriters:
         """Whether writers are the native ones."""
         return self._table is not None
 
-    def writer(self, head: bytes, tail: bytes, *, skip_empty: bool, framed: bool) -> EventWriter:
+    def writer(self, head: bytes, tail: bytes, *, skip_empty: bool) -> EventWriter:
         """A writer for one stream."""
         if self._table is None:
-            return PyEventWriter(self._pieces, head, tail, skip_empty=skip_empty, framed=framed)
+            return PyEventWriter(self._pieces, head, tail, skip_empty=skip_empty)
         from server._events import EventWriter as NativeWriter
 
-        return NativeWriter(self._table, head, tail, skip_empty=skip_empty, framed=framed)
+        return NativeWriter(self._table, head, tail, skip_empty=skip_empty)
 
 
 def _native_table(tokenizer: TextTokenizer) -> PieceTable | None:

@@ -21,6 +21,9 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 MinCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Choices = Annotated[int, Meta(ge=1, le=128)]
+# Bounds what is held back of an answer while it could still open a stop string.
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 TopLogprobCount = Annotated[int, Meta(ge=0, le=20)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -28,9 +31,7 @@ DEFAULT_MAX_TOKENS: Final = 4096
 
 # Fields of the API that are not served yet, with the values that ask for nothing and so are fine.
 UNSERVED: Final[dict[str, tuple[object, ...]]] = {
-    "n": (1,),
     "best_of": (1,),
-    "stop": ([],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -58,6 +59,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`stream_options`."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: every chunk carries the counts so far
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -77,8 +79,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repetition_penalty: Repetition = 1.0
     logit_bias: dict[str, Bias] = {}
     min_tokens: MinCount = 0
+    n: Choices = 1
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] = []
     ignore_eos: bool = False
     prefix_cache: bool = True  # our own: false bypasses the cache look-up
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,10 +105,14 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_call_id: str | None = None
 
+    @property
+    def text(self) -> str:
+        """Its parts joined."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
     def for_template(self) -> dict[str, Any]:
         """As chat templates want it: plain text, absent fields absent."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        found: dict[str, Any] = {"role": self.role, "content": content}
+        found: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.name is not None:
             found["name"] = self.name
         if self.tool_call_id is not None:

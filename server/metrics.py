@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from server.rank import Rank, RankState
+from server.tally import Tally
 
 _TTFT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ITL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
@@ -40,17 +41,20 @@ class Metrics:
         )
         self.late_records = self._counter("late_records", "Token records of requests that were gone")
         self.rank_failures = self._counter("rank_failures", "Ranks that died or hung")
+        self.stalled = self._counter("stalled_readers", "Streams cut off since their client read nothing")
         self.ttft = self._histogram("time_to_first_token_seconds", "Body read to first token", _TTFT_BUCKETS)
-        self.itl = self._histogram("inter_token_latency_seconds", "Engine time between tokens", _ITL_BUCKETS)
+        self.queue_time = self._histogram("queue_time_seconds", "Body read to prompt handed to its rank", _TTFT_BUCKETS)
+        self.itl = Tally("deepinfer:inter_token_latency_seconds", "Engine time between tokens", _ITL_BUCKETS)
+        self.registry.register(self.itl)
         self.e2e = self._histogram("e2e_request_latency_seconds", "Body read to last token", _E2E_BUCKETS)
         self.encode = self._histogram("encode_seconds", "Rendering and tokenizing a prompt", _TTFT_BUCKETS)
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt lengths", _TOKEN_BUCKETS)
         self.output_length = self._histogram("request_generation_tokens", "Answer lengths", _TOKEN_BUCKETS)
         self.loop_lag = self._histogram("loop_lag_seconds", "How late the event loop runs a timer", _LAG_BUCKETS)
 
-    def watch(self, ranks: Sequence[Rank]) -> None:
-        """Add the gauges of these ranks."""
-        self.registry.register(_RankGauges(ranks))
+    def watch(self, ranks: Sequence[Rank], waiting: Callable[[int], tuple[int, int]]) -> None:
+        """Add the gauges of these ranks; `waiting(index)` gives requests and prompt tokens in a rank's line."""
+        self.registry.register(_RankGauges(ranks, waiting))
 
     def expose(self) -> bytes:
         """Prometheus text."""
@@ -66,8 +70,9 @@ class Metrics:
 class _RankGauges:
     """Reads the ranks at the moment of a scrape."""
 
-    def __init__(self, ranks: Sequence[Rank]) -> None:
+    def __init__(self, ranks: Sequence[Rank], waiting: Callable[[int], tuple[int, int]]) -> None:
         self._ranks = ranks
+        self._waiting = waiting
 
     def collect(self) -> Iterable[Metric]:
         def stat(name: str) -> Callable[[Rank], float]:
@@ -80,6 +85,10 @@ class _RankGauges:
         yield self._gauge("slots_used", "Request slots taken", lambda r: r.slots.taken)
         yield self._gauge("num_requests_running", "Requests in the rank's batch", stat("running"))
         yield self._gauge("num_requests_waiting", "Requests queued in the rank", stat("waiting"))
+        yield self._gauge("line_requests", "Requests in the line before the rank", lambda r: self._waiting(r.index)[0])
+        yield self._gauge("line_tokens", "Their prompt tokens", lambda r: self._waiting(r.index)[1])
+        yield self._gauge("pending_prompt_tokens", "Prompt tokens given and not computed", lambda r: r.pending_tokens)
+        yield self._gauge("prefill_rate", "Prompt tokens a second, measured", lambda r: r.prefill_rate)
         yield self._gauge("kv_blocks_used", "KV blocks held by requests", stat("blocks_used"))
         yield self._gauge("kv_blocks", "KV blocks of the pool", stat("blocks_total"))
         yield self._gauge("engine_steps", "Engine steps since the rank started", stat("steps"))

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -20,13 +21,18 @@ from typing import Final
 import uvloop
 from aiohttp import web
 
+from server.admission import Admission, Limits
 from server.app import build
 from server.config import Config, ConfigError
+from server.connection import serve
 from server.errors import ShuttingDownError
+from server.events import EventWriters
+from server.keys import KeyFileError, Keys
 from server.metrics import Metrics
 from server.process import become_subreaper
 from server.rank import Rank
 from server.render import Renderer
+from server.route import Router
 from server.services import Services
 from server.submit import Submitter
 from server.supervise import Supervisor
@@ -36,8 +42,6 @@ from server.tokenizer.load import TextTokenizer, load
 
 log = logging.getLogger(__name__)
 
-# Agents pause for minutes between turns; a closed connection costs them a retry.
-KEEP_ALIVE_S: Final = 900.0
 BACKLOG: Final = 4096
 POLL_S: Final = 0.05
 LAG_INTERVAL_S: Final = 0.25
@@ -73,10 +77,20 @@ class _Server:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._status = 0
-        self._ranks = [Rank(index, config.max_num_seqs + config.max_waiting) for index in range(config.dp)]
-        self._submitter = Submitter(self._ranks)
+        self._keys = _keys(config)
+        self._tls = _tls(config)
+        self._ranks = [Rank(index, config.max_num_seqs, config.max_num_batched_tokens) for index in range(config.dp)]
+        self._submitter = self._place()
         self._metrics = Metrics()
-        self._metrics.watch(self._ranks)
+        self._metrics.watch(self._ranks, self._submitter.waiting)
+
+    def _place(self) -> Submitter:
+        limits = Limits(self._config.max_waiting, self._config.max_waiting_tokens, shared=self._keys.required)
+        admission = Admission(self._ranks, limits)
+        router = Router(self._ranks, admission.waiting, affinity=self._config.routing == "affinity")
+        for rank in self._ranks:
+            rank.on_room = admission.advance
+        return Submitter(self._ranks, router, admission)
 
     def stop(self, why: str) -> None:
         """First call: finish what runs. Second call: end now."""
@@ -91,7 +105,7 @@ class _Server:
         self._stop_now.set()
 
     async def run(self, listener: socket.socket) -> int:
-        supervisor = Supervisor(self._config, self._ranks, self._metrics, self.fail)
+        supervisor = Supervisor(self._config, self._ranks, self._metrics, self.fail, self._submitter.rank_lost)
         supervisor.start()
         try:
             runner = await self._open(listener)
@@ -108,18 +122,19 @@ class _Server:
     async def _open(self, listener: socket.socket) -> web.AppRunner:
         tokenizer = await self._load_tokenizer()
         renderer = Renderer(tokenizer, self._config.thinking_mode)
+        writers = await asyncio.to_thread(EventWriters, tokenizer)
         services = Services(
-            self._config, tokenizer, Encoder(tokenizer), renderer, self._ranks, self._submitter, self._metrics
+            self._config, tokenizer, Encoder(tokenizer), renderer, writers, self._keys, self._ranks,
+            self._submitter, self._metrics,
         )  # fmt: skip
         runner = web.AppRunner(
             build(self._config, services),
             handler_cancellation=True,  # a client that leaves ends its handler, so its request is aborted
-            keepalive_timeout=KEEP_ALIVE_S,
             access_log=None,
             shutdown_timeout=FAREWELL_S,
         )
         await runner.setup()
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        await serve(runner, listener, self._tls, BACKLOG)
         return runner
 
     async def _load_tokenizer(self) -> TextTokenizer:
@@ -132,7 +147,8 @@ class _Server:
         for rank in self._ranks:
             await rank.became_ready.wait()
         host, port = listener.getsockname()[:2]
-        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._tls is None else "https"
+        address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         print(f"ready: {address} serves {self._config.model_name} on {self._config.dp} rank(s). Try:")
         print(_curl_line(address, self._config.model_name), flush=True)
 
@@ -144,7 +160,7 @@ class _Server:
 
     async def _drain(self) -> None:
         """Let running requests end, then end the rest with an error."""
-        self._submitter.closed = True
+        self._submitter.close()
         deadline = time.monotonic() + self._config.shutdown_timeout
         while any(rank.slots.taken for rank in self._ranks):
             if self._stop_now.is_set() or time.monotonic() >= deadline:
@@ -168,6 +184,26 @@ def _listen(config: Config) -> socket.socket:
             raise ConfigError(f"--host {config.host} --port {config.port}: cannot listen there: {error}") from None
         opened.pop_all()
     return listener
+
+
+def _keys(config: Config) -> Keys:
+    try:
+        return Keys(config.api_key, Path(config.api_key_file) if config.api_key_file else None)
+    except KeyFileError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    if not config.ssl_certfile:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"--ssl-certfile {config.ssl_certfile} --ssl-keyfile {config.ssl_keyfile}: cannot be used: {error}"
+        ) from None
+    return context
 
 
 def _with_model(config: Config) -> Config:

@@ -11,12 +11,12 @@ from server.fields import SamplingFields
 
 ID_DIGITS: Final = 10  # of the largest int32
 
-_SEEDS: Final = 2**64
+SEEDS: Final = 2**64
 
 
 def sampling_of(request: SamplingFields, logprobs: int, vocab_size: int) -> Sampling:
     """`logprobs` as the engine counts: -1 none, k the k best. Raises InvalidRequestError naming the field."""
-    seed = secrets.randbits(64) if request.seed is None else request.seed % _SEEDS
+    seed = secrets.randbits(64) if request.seed is None else request.seed % SEEDS
     return Sampling(
         seed=seed,
         temperature=request.temperature,

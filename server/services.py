@@ -5,27 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from server.account import Account
+from ipc.messages import Sampling
+from server.account import Account, Call
+from server.answer import Manner
 from server.config import Config
 from server.errors import InvalidRequestError, UnknownModelError
+from server.events import EventWriters
 from server.fields import SamplingFields
 from server.generate import Generation
+from server.keys import Keys
 from server.metrics import Metrics
 from server.rank import Rank
 from server.render import Renderer
-from server.route import pick
-from server.sampling import sampling_of
-from server.submit import Submitter
-from server.tokenizer.detok import Detokenizer
+from server.sampling import SEEDS, sampling_of
+from server.submit import Submitter, Work
 from server.tokenizer.encode import Encoder
 from server.tokenizer.errors import EncodeError
 from server.tokenizer.load import TextTokenizer
+
+Ids = npt.NDArray[np.int32]
+
+# Answers of one request (prompts x n): each takes a slot, so one request must not take them all.
+MAX_ANSWERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,8 @@ class Services:
     tokenizer: TextTokenizer
     encoder: Encoder
     renderer: Renderer
+    writers: EventWriters
+    keys: Keys
     ranks: Sequence[Rank]
     submitter: Submitter
     metrics: Metrics
@@ -46,44 +56,78 @@ class Services:
         if name not in ("", self.config.model_name):
             raise UnknownModelError(name, self.config.model_name)
 
-    async def encode(self, text: str, field_name: str, *, add_special_tokens: bool) -> npt.NDArray[np.int32]:
+    async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> Ids:
         """Ids of a text, off the loop when it is long. Raises InvalidRequestError naming the field."""
         try:
             return await self.encoder.encode_async(text, add_special_tokens)
         except EncodeError as error:
-            raise InvalidRequestError(f"{field_name}: {error}", field_name) from error
+            raise InvalidRequestError(f"{param}: {error}", param) from error
 
-    def start(
-        self, call: Call, ids: npt.NDArray[np.int32], request: SamplingFields, max_tokens: int, logprobs: int
-    ) -> Generation:
-        """Submit one prompt; `max_tokens` is lowered to what the context leaves.
+    def generations(self, asked: Asked, prompts: Sequence[Ids], request: SamplingFields) -> list[Generation]:
+        """One for each answer of each prompt, `n` in a row, not yet started; lowers max_tokens to what is left.
 
-        Raises InvalidRequestError, NotReadyError and OverloadedError.
+        Raises InvalidRequestError, ContextLengthError and NotReadyError.
         """
-        room = self.submitter.check(ids, call.prompt_field)
-        facts = pick(self.ranks).facts
-        assert facts is not None
-        stream = self.submitter.submit(
-            call.request_id,
-            ids,
-            min(max_tokens, room),
-            sampling_of(request, logprobs, facts.vocab_size),
+        if len(prompts) * request.n > MAX_ANSWERS:
+            raise InvalidRequestError(
+                f"n: {len(prompts)} prompts x n {request.n} are more than {MAX_ANSWERS} answers", "n"
+            )
+        rooms = [self.submitter.room_after(ids, asked.prompt_field) for ids in prompts]
+        sampling = sampling_of(request, asked.logprobs, self.submitter.facts.vocab_size)
+        return [
+            self._generation(asked, Answer(ids, min(asked.max_tokens, room), choice), sampling, request)
+            for ids, room in zip(prompts, rooms, strict=True)
+            for choice in range(request.n)
+        ]
+
+    def _generation(self, asked: Asked, answer: Answer, sampling: Sampling, request: SamplingFields) -> Generation:
+        # Each of n answers draws from a seed of its own; the first from the one that was asked for.
+        seed = (sampling.seed + answer.choice) % SEEDS
+        work = Work(
+            request_id=asked.call.request_id,
+            caller=asked.call.caller,
+            session=asked.session,
+            ids=answer.ids,
+            max_tokens=answer.max_tokens,
+            sampling=msgspec.structs.replace(sampling, seed=seed),
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
         )
-        account = Account(self.metrics, call.request_id, call.endpoint, call.started, len(ids))
-        return Generation(stream, Detokenizer(self.tokenizer.pieces), account)
+        account = Account(self.metrics, asked.call, len(answer.ids))
+        return Generation(self.submitter, work, self.tokenizer.pieces, account, request.stops)
+
+    def manner(self, request: SamplingFields) -> Manner:
+        """How the client wants its answer. Raises InvalidRequestError."""
+        options = request.stream_options
+        if options is not None and not request.stream:
+            raise InvalidRequestError("stream_options: only allowed when stream is true", "stream_options")
+        return Manner(
+            stream=request.stream,
+            include_usage=options is not None and options.include_usage,
+            continuous_usage=options is not None and options.continuous_usage_stats,
+            timeout_s=self.config.request_timeout or None,
+        )
+
+
+class Answer(NamedTuple):
+    """One answer of a prompt: the `choice`-th of n."""
+
+    ids: Ids
+    max_tokens: int
+    choice: int
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One HTTP request, as its parts refer to it."""
+class Asked:
+    """What an endpoint made of a request, beside its sampling fields."""
 
-    request_id: str
-    endpoint: str
+    call: Call
     prompt_field: str  # the field that holds the prompt, for error messages
-    started: float = field(default_factory=time.monotonic)
+    session: bytes
+    max_tokens: int
+    logprobs: int  # as the engine counts: -1 none, k the k best
 
 
 SERVICES: Final = web.AppKey("services", Services)
-REQUEST_ID: Final = "deepinfer_request_id"
+CALL: Final = "deepinfer_call"
+"""Key of the request's Call, set at the border."""

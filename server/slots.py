@@ -23,6 +23,11 @@ class SlotTable:
         self._free = list(range(size - 1, -1, -1))
 
     @property
+    def size(self) -> int:
+        """Slots in all."""
+        return len(self._streams)
+
+    @property
     def taken(self) -> int:
         """Requests this rank holds."""
         return len(self._streams) - len(self._free)

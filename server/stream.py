@@ -1,36 +1,39 @@
 """One request's tokens on their way from a rank to its handler: the queue, its end, its cancel.
 
-The queue is bounded by the request's own `max_tokens`. The collector feeds it and wakes the handler once per
-drained batch; both run on the event loop, so there are no locks. Knows nothing about HTTP or text.
+The handler pulls batches, or diverts them into a sink that is called as they come, without a task switch. The first
+and the last batch are always pulled. What waits is bounded by the request's own `max_tokens`. The collector feeds it
+on the event loop's thread, so there are no locks. Knows nothing about HTTP or text.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from ipc.layout import TOKEN_DTYPE
 from ipc.messages import Finish, TopLogprobs
-from server.errors import ApiError, EngineRequestError
+from server.errors import ApiError
 
+Records = npt.NDArray[np.void]  # [n] TOKEN_DTYPE, of one request, in order
+Ids = npt.NDArray[np.int32]  # [n] the tokens of those records, contiguous
+Sink = Callable[[Ids], bool]  # False: give the next batches to the handler again
 
-class Token(NamedTuple):
-    """One generated token as its handler sees it."""
-
-    id: int
-    logprob: float
-    is_eos: bool
-    time_ns: int  # CLOCK_MONOTONIC of the engine
-    top: TopLogprobs | None
+NO_RECORDS: Records = np.empty(0, TOKEN_DTYPE)
 
 
 class TokenStream:
     """Fed by the collector, read by one handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt_tokens: int = 0) -> None:
         self.finish = Finish.NONE
         self.top: dict[int, TopLogprobs] = {}  # events that came ahead of their records, by position
-        self._tokens: list[Token] = []
+        self.prompt_tokens = prompt_tokens
+        self.last_ns = 0  # engine time of the last token; 0 before the first
+        self._queue: list[Records] = []
+        self._sink: Sink | None = None
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], None] | None = None
@@ -46,47 +49,69 @@ class TokenStream:
 
     # ---- the collector's side ----
 
-    def feed(self, token: Token) -> None:
-        """Queue a token; `wake` follows after the batch."""
-        self._tokens.append(token)
+    def feed(self, records: Records, ids: Ids, finish: Finish = Finish.NONE) -> None:
+        """Deliver tokens and, with the last ones, the end; `ids` are the records' tokens."""
+        if self._sink is not None and not finish:
+            if not self._sink(ids):
+                self._wake()
+            return
+        if len(records):
+            self._queue.append(records)
+        if finish:
+            self._end(finish)
+        self._wake()
 
     def expect_error(self, error: ApiError) -> None:
         """Keep the reason of an ERROR record that is about to follow."""
         self._error = error
 
-    def end(self, finish: Finish) -> None:
-        """The rank is done with this request; `wake` follows."""
+    def fail(self, error: ApiError) -> None:
+        """End with an error that no rank can send any more."""
+        self.expect_error(error)
+        self._end(Finish.ERROR)
+        self._wake()
+
+    def _end(self, finish: Finish) -> None:
         self.finish = finish
-        if finish is Finish.ERROR and self._error is None:
-            # Its event was unreadable: the client still must not take the end for a whole answer.
-            self._error = EngineRequestError("the engine failed on this request; its reason was lost")
         self._on_cancel = None
 
-    def fail(self, error: ApiError) -> None:
-        """End with an error that no rank can send any more, and wake the handler."""
-        self.expect_error(error)
-        self.end(Finish.ERROR)
-        self.wake()
-
-    def wake(self) -> None:
-        """Let the handler read what was queued."""
+    def _wake(self) -> None:
+        self._sink = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     # ---- the handler's side ----
 
-    async def next_batch(self) -> list[Token]:
+    async def next_batch(self) -> Records:
         """All tokens queued since the last call, at least one; empty at the end. Raises the ApiError it ended with."""
-        if not self._tokens and not self.ended:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            self._waiter = None
-        if self._tokens:
-            batch, self._tokens = self._tokens, []
+        if not self._queue and not self.ended:
+            await self._wait()
+        if self._queue:
+            batch = self._queue[0] if len(self._queue) == 1 else np.concatenate(self._queue)
+            self._queue.clear()
             return batch
         if self._error is not None:
             raise self._error
-        return []
+        return NO_RECORDS
+
+    async def divert(self, sink: Sink) -> None:
+        """Give every batch but the last to `sink` as it comes; returns when there is something to pull again.
+
+        Nothing may be queued: call it right after `next_batch`.
+        """
+        if not self._queue and not self.ended:
+            self._sink = sink
+            try:
+                await self._wait()
+            finally:
+                self._sink = None
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def cancel(self) -> None:
         """Nobody reads on: abort it in the engine. Harmless at any time, also after the end."""

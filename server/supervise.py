@@ -46,11 +46,17 @@ class Supervisor:
     """Owns the processes and links behind a list of ranks."""
 
     def __init__(
-        self, config: Config, ranks: Sequence[Rank], metrics: Metrics, on_fatal: Callable[[str], None]
+        self,
+        config: Config,
+        ranks: Sequence[Rank],
+        metrics: Metrics,
+        on_fatal: Callable[[str], None],
+        on_lost: Callable[[Rank], None],
     ) -> None:
         self._config = config
         self._metrics = metrics
         self._on_fatal = on_fatal
+        self._on_lost = on_lost
         self._watched = [_Watched(rank) for rank in ranks]
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,6 +131,7 @@ class Supervisor:
         watched.process.kill()
         self._metrics.rank_failures.inc()
         log.error("%s; %d open requests ended", message, open_requests)
+        self._on_lost(rank)
         if self._hopeless(watched):
             self._on_fatal(message)
         else:

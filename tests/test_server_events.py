@@ -23,11 +23,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return load(write_model(tmp_path_factory.mktemp("model")))
 
 
-def writers(tokenizer: TextTokenizer, *, skip_empty: bool, framed: bool) -> tuple[EventWriter, EventWriter]:
+def writers(tokenizer: TextTokenizer, *, skip_empty: bool) -> tuple[EventWriter, EventWriter]:
     made = EventWriters(tokenizer)
     assert made.native
-    native = made.writer(HEAD, TAIL, skip_empty=skip_empty, framed=framed)
-    return native, PyEventWriter(tokenizer.pieces, HEAD, TAIL, skip_empty=skip_empty, framed=framed)
+    native = made.writer(HEAD, TAIL, skip_empty=skip_empty)
+    return native, PyEventWriter(tokenizer.pieces, HEAD, TAIL, skip_empty=skip_empty)
 
 
 def ids_of(tokens: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -39,11 +39,9 @@ anything = st.lists(st.integers(0, VOCAB_SIZE + 3), max_size=12)
 pushes = st.lists(utf8 | anything, max_size=6)
 
 
-@given(pushes, st.booleans(), st.booleans())
-def test_native_and_python_write_the_same(
-    tokenizer: TextTokenizer, pushes: list[list[int]], skip_empty: bool, framed: bool
-) -> None:
-    native, python = writers(tokenizer, skip_empty=skip_empty, framed=framed)
+@given(pushes, st.booleans())
+def test_native_and_python_write_the_same(tokenizer: TextTokenizer, pushes: list[list[int]], skip_empty: bool) -> None:
+    native, python = writers(tokenizer, skip_empty=skip_empty)
     for tokens in pushes:
         assert native.push(ids_of(tokens)) == python.push(ids_of(tokens))
     assert native.flush() == python.flush()
@@ -51,7 +49,7 @@ def test_native_and_python_write_the_same(
 
 @given(pushes)
 def test_texts_join_to_the_decoded_ids(tokenizer: TextTokenizer, pushes: list[list[int]]) -> None:
-    native, _ = writers(tokenizer, skip_empty=False, framed=False)
+    native, _ = writers(tokenizer, skip_empty=False)
     events = b"".join(native.push(ids_of(tokens)) for tokens in pushes)
     texts = [json.loads(event.removeprefix(b"data: "))["text"] for event in events.split(b"\n\n")[:-1]]
     flat = [token for tokens in pushes for token in tokens]
@@ -61,22 +59,14 @@ def test_texts_join_to_the_decoded_ids(tokenizer: TextTokenizer, pushes: list[li
 
 @given(utf8, st.integers(0, VOCAB_SIZE - 1))
 def test_text_goes_on_where_push_ended(tokenizer: TextTokenizer, tokens: list[int], last: int) -> None:
-    native, python = writers(tokenizer, skip_empty=True, framed=True)
+    native, python = writers(tokenizer, skip_empty=True)
     assert native.push(ids_of(tokens)) == python.push(ids_of(tokens))
     assert native.text(last) == python.text(last)
     assert native.flush() == python.flush()
 
 
-def test_frame_is_one_http_chunk(tokenizer: TextTokenizer) -> None:
-    native, _ = writers(tokenizer, skip_empty=True, framed=True)
-    length, _, rest = native.push(ids_of(list(b"hi"))).partition(b"\r\n")
-    assert int(length, 16) == len(rest) - 2
-    assert rest.endswith(b"\r\n")
-    assert native.push(ids_of([])) == b""  # an empty chunk would end the response
-
-
 def test_ids_outside_the_table_add_nothing(tokenizer: TextTokenizer) -> None:
-    native, _ = writers(tokenizer, skip_empty=False, framed=False)
+    native, _ = writers(tokenizer, skip_empty=False)
     assert native.push(ids_of([-1, 2**31 - 1])) == 2 * (HEAD + b'""' + TAIL)
     assert native.text(-1) == ""
 
