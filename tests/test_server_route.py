@@ -1,37 +1,81 @@
-"""Which rank takes a request: the ready one that holds the fewest."""
+"""Where requests go: to the least loaded rank, or home as long as home is not far behind."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from server.errors import NotReadyError
 from server.rank import Rank, RankState
-from server.route import pick
-from server.stream import TokenStream
+from server.route import MAX_EXTRA_REQUESTS, MAX_EXTRA_TOKENS, Router
+
+IDLE = (0, 0)
 
 
-def rank_with(index: int, taken: int, state: RankState = RankState.READY) -> Rank:
-    rank = Rank(index, 8)
-    rank.state = state
-    for _ in range(taken):
-        rank.slots.take(TokenStream())
-    return rank
+def ranks_of(count: int) -> list[Rank]:
+    ranks = [Rank(index, 64, 32768) for index in range(count)]
+    for rank in ranks:
+        rank.state = RankState.READY
+    return ranks
 
 
-@given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from(RankState)), min_size=1, max_size=8))
-def test_the_first_of_the_least_loaded_ready_ranks_is_picked(held: list[tuple[int, RankState]]) -> None:
-    ranks = [rank_with(index, taken, state) for index, (taken, state) in enumerate(held)]
-    ready = [(taken, index) for index, (taken, state) in enumerate(held) if state is RankState.READY]
-    if ready:
-        assert pick(ranks).index == min(ready)[1]
-    else:
-        with pytest.raises(NotReadyError):
-            pick(ranks)
+def router_of(ranks: list[Rank], waiting: dict[int, tuple[int, int]] | None = None, *, affinity: bool = True) -> Router:
+    lines = waiting or {}
+    return Router(ranks, lambda index: lines.get(index, IDLE), affinity=affinity)
 
 
-def test_a_refusal_says_what_every_rank_does() -> None:
-    ranks = [rank_with(0, 0, RankState.LOADING), rank_with(1, 0, RankState.LOST)]
-    with pytest.raises(NotReadyError, match=r"no engine rank is ready \(rank 0 loading, rank 1 lost\)"):
-        pick(ranks)
+def test_least_loaded_counts_prompt_tokens_first_then_requests() -> None:
+    ranks = ranks_of(3)
+    ranks[0].promise(100)
+    ranks[1].promise(50)
+    ranks[2].promise(50)
+    ranks[2].promise(0)
+    assert router_of(ranks).least_loaded() == 1
+    assert router_of(ranks, {1: (1, 60)}).least_loaded() == 2
+    ranks[1].state = ranks[2].state = RankState.LOST
+    assert router_of(ranks).least_loaded() == 0
+
+
+def test_no_ready_rank_is_named() -> None:
+    ranks = ranks_of(2)
+    ranks[0].state, ranks[1].state = RankState.LOST, RankState.LOADING
+    with pytest.raises(NotReadyError, match="rank 0 lost, rank 1 loading"):
+        router_of(ranks).choose(b"s")
+
+
+def test_a_conversation_stays_home_until_home_is_far_behind() -> None:
+    ranks = ranks_of(2)
+    router = router_of(ranks)
+    assert router.choose(b"s") == 0
+    ranks[0].promise(MAX_EXTRA_TOKENS)
+    assert router.choose(b"s") == 0
+    ranks[0].promise(1)
+    assert router.choose(b"s") == 1
+    ranks[0].forget(1)
+    ranks[0].forget(MAX_EXTRA_TOKENS)
+    assert router.choose(b"s") == 1  # it has moved
+
+
+def test_a_lost_home_is_left() -> None:
+    ranks = ranks_of(2)
+    router = router_of(ranks)
+    assert router.choose(b"s") == 0
+    ranks[0].state = RankState.LOST
+    assert router.choose(b"s") == 1
+
+
+def test_without_affinity_every_turn_goes_to_the_least_loaded() -> None:
+    ranks = ranks_of(2)
+    router = router_of(ranks, affinity=False)
+    assert router.choose(b"s") == 0
+    ranks[0].promise(1)
+    assert router.choose(b"s") == 1
+
+
+def test_sessions_that_open_alike_spread_out() -> None:
+    ranks = ranks_of(4)
+    router = router_of(ranks)
+    for _ in range(64):
+        ranks[router.choose(b"the same first message")].promise(200)
+    loads = [rank.load for rank in ranks]
+    assert sum(loads) == 64
+    assert max(loads) - min(loads) <= MAX_EXTRA_REQUESTS + 1

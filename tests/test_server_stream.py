@@ -1,118 +1,157 @@
-"""One request's queue: batches are taken whole, ends and errors come after the tokens, a cancel is told once."""
+"""A request's stream: pulled or diverted, ended or cancelled, it loses nothing and keeps the order."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ipc.messages import Finish
-from server.errors import EngineRequestError, InvalidRequestError, RankLostError
-from server.stream import Token, TokenStream
+from server.errors import RankLostError
+from server.stream import Ids, Records, TokenStream
+from tests.rank_pair import NO_RECORDS, tokens
 
 
-def token(id_: int) -> Token:
-    return Token(id_, 0.0, False, 0, None)
+def batch(*ids: int) -> tuple[Records, Ids]:
+    records = tokens(0, 1, ids)
+    return records, np.ascontiguousarray(records["token"])
 
 
-def ids(batch: list[Token]) -> list[int]:
-    return [one.id for one in batch]
+def nothing() -> tuple[Records, Ids]:
+    return NO_RECORDS, np.empty(0, np.int32)
 
 
-async def test_what_was_queued_comes_whole_and_in_order() -> None:
-    stream = TokenStream()
-    for id_ in (3, 1, 2):
-        stream.feed(token(id_))
-    assert ids(await stream.next_batch()) == [3, 1, 2]
-    stream.feed(token(4))
-    stream.end(Finish.LENGTH)
-    assert ids(await stream.next_batch()) == [4]
-    assert await stream.next_batch() == []
-    assert await stream.next_batch() == []
+def into(seen: list[int], *, go_on: bool) -> Callable[[Ids], bool]:
+    """A sink that collects."""
+
+    def sink(ids: Ids) -> bool:
+        seen.extend(ids.tolist())
+        return go_on
+
+    return sink
 
 
-async def test_a_waiting_reader_is_woken_by_tokens_and_by_the_end() -> None:
-    stream = TokenStream()
-    for feed in ([token(1)], [token(2), token(3)]):
-        reader = asyncio.create_task(stream.next_batch())
+async def settle() -> None:
+    for _ in range(3):
         await asyncio.sleep(0)
-        for one in feed:
-            stream.feed(one)
-        assert not reader.done()
-        stream.wake()
-        assert await reader == feed
-    reader = asyncio.create_task(stream.next_batch())
-    await asyncio.sleep(0)
-    stream.end(Finish.STOP)
-    stream.wake()
-    stream.wake()
-    assert await reader == []
 
 
-async def test_an_error_is_raised_after_the_tokens_before_it() -> None:
+async def test_batches_are_joined_in_order_until_they_are_pulled() -> None:
     stream = TokenStream()
-    stream.feed(token(1))
+    for ids in ((1, 2), (3,)):
+        stream.feed(*batch(*ids))
+    assert (await stream.next_batch())["token"].tolist() == [1, 2, 3]
+    stream.feed(*batch(4), Finish.STOP)
+    assert (await stream.next_batch())["token"].tolist() == [4]
+    assert len(await stream.next_batch()) == 0
+    assert stream.finish is Finish.STOP
+
+
+async def test_a_waiting_handler_is_woken_by_tokens_and_by_the_end() -> None:
+    stream = TokenStream()
+    pull = asyncio.create_task(stream.next_batch())
+    await settle()
+    stream.feed(*batch(7))
+    assert (await pull)["token"].tolist() == [7]
+    pull = asyncio.create_task(stream.next_batch())
+    await settle()
+    stream.feed(*nothing(), Finish.CANCELLED)
+    assert len(await pull) == 0
+
+
+async def test_queued_tokens_are_read_before_the_error() -> None:
+    stream = TokenStream()
+    stream.feed(*batch(1))
     stream.fail(RankLostError("gone"))
-    assert ids(await stream.next_batch()) == [1]
+    assert len(await stream.next_batch()) == 1
     for _ in range(2):
-        with pytest.raises(RankLostError, match="gone"):
+        with pytest.raises(RankLostError):
             await stream.next_batch()
 
 
-async def test_a_waiting_reader_gets_the_error() -> None:
+async def test_a_sink_gets_all_but_the_last_batch() -> None:
     stream = TokenStream()
-    reader = asyncio.create_task(stream.next_batch())
-    await asyncio.sleep(0)
-    stream.fail(RankLostError("gone"))
-    with pytest.raises(RankLostError, match="gone"):
-        await reader
+    seen: list[int] = []
+    diverted = asyncio.create_task(stream.divert(into(seen, go_on=True)))
+    await settle()
+    stream.feed(*batch(1, 2))
+    stream.feed(*batch(3))
+    await settle()
+    assert not diverted.done()
+    stream.feed(*batch(4), Finish.LENGTH)
+    await diverted
+    assert seen == [1, 2, 3]
+    assert (await stream.next_batch())["token"].tolist() == [4]
 
 
-async def test_an_expected_error_waits_for_its_record() -> None:
+async def test_a_sink_that_is_full_gives_the_rest_to_the_handler() -> None:
     stream = TokenStream()
-    stream.expect_error(InvalidRequestError("too long"))
-    assert not stream.ended
-    stream.end(Finish.ERROR)
-    with pytest.raises(InvalidRequestError, match="too long"):
-        await stream.next_batch()
+    seen: list[int] = []
+    diverted = asyncio.create_task(stream.divert(into(seen, go_on=False)))
+    await settle()
+    stream.feed(*batch(1))
+    stream.feed(*batch(2))  # before the handler ran
+    await diverted
+    assert seen == [1]
+    assert (await stream.next_batch())["token"].tolist() == [2]
 
 
-async def test_an_error_whose_reason_was_lost_is_still_an_error() -> None:
+async def test_nothing_is_diverted_past_what_is_queued_or_ended() -> None:
     stream = TokenStream()
-    stream.end(Finish.ERROR)
-    with pytest.raises(EngineRequestError, match="reason was lost"):
-        await stream.next_batch()
+    stream.feed(*batch(1))
+    await stream.divert(lambda ids: pytest.fail("out of order"))
+    assert len(await stream.next_batch()) == 1
+    stream.feed(*nothing(), Finish.CANCELLED)
+    await stream.divert(lambda ids: pytest.fail("after the end"))
 
 
-async def test_a_cancelled_record_after_a_failure_keeps_the_failure() -> None:
+async def test_a_cancelled_handler_leaves_no_sink_behind() -> None:
     stream = TokenStream()
-    stream.fail(RankLostError("gone"))
-    stream.end(Finish.CANCELLED)
-    with pytest.raises(RankLostError):
-        await stream.next_batch()
+    diverted = asyncio.create_task(stream.divert(lambda ids: pytest.fail("nobody is there")))
+    await settle()
+    diverted.cancel()
+    await asyncio.gather(diverted, return_exceptions=True)
+    stream.feed(*batch(1))
+    assert len(await stream.next_batch()) == 1
 
 
 def test_a_cancel_is_told_once_and_never_after_the_end() -> None:
-    told: list[str] = []
+    told: list[int] = []
     stream = TokenStream()
+    stream.on_cancel(lambda: told.append(1))
     stream.cancel()
-    stream.on_cancel(lambda: told.append("cancel"))
     stream.cancel()
-    stream.cancel()
-    assert told == ["cancel"]
+    assert told == [1]
     ended = TokenStream()
-    ended.on_cancel(lambda: told.append("late"))
-    ended.end(Finish.STOP)
+    ended.on_cancel(lambda: told.append(2))
+    ended.feed(*nothing(), Finish.STOP)
     ended.cancel()
-    assert told == ["cancel"]
+    assert told == [1]
 
 
-async def test_a_reader_that_was_cancelled_does_not_hurt_the_collector() -> None:
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=3), st.sampled_from(["pull", "sink", "full"])))
+)
+async def test_any_mix_of_pulling_and_diverting_keeps_every_token(steps: list[tuple[list[int], str]]) -> None:
     stream = TokenStream()
-    reader = asyncio.create_task(stream.next_batch())
-    await asyncio.sleep(0)
-    reader.cancel()
-    await asyncio.wait([reader])
-    stream.feed(token(1))
-    stream.wake()
-    assert ids(await stream.next_batch()) == [1]
+    seen: list[int] = []
+
+    async def read() -> None:
+        modes = iter([mode for _, mode in steps] * 2)
+        while len(got := await stream.next_batch()):
+            seen.extend(got["token"].tolist())
+            mode = next(modes, "pull")
+            if mode != "pull":
+                await stream.divert(into(seen, go_on=mode == "sink"))
+
+    reader = asyncio.create_task(read())
+    for ids, _ in steps:
+        stream.feed(*batch(*ids))
+        await asyncio.sleep(0)
+    stream.feed(*nothing(), Finish.STOP)
+    await reader
+    assert seen == [token for ids, _ in steps for token in ids]
