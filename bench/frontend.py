@@ -6,7 +6,11 @@ the servers, processor time by the kernel, both over the same window. One more s
 gaps between chunks; it is not one of the N.
 
 flat-out: the engine steps as fast as it can; here tokens_s counts. A gap then says little: chunks come in bunches.
+          The baseline's loop first writes all that is queued, so it is deaf for seconds: its lag is beyond the scale.
 paced:    a step takes 10 ms; here gaps and processor time per token count, and tokens_s should be N / step.
+
+Figures are medians over the rounds; lag_p99_ms is pooled, read from buckets, and 1000 means that or more. A gap of
+nan: no two chunks reached the one more stream within a window.
 
 Ceiling: one core. 1e6 / server_us is what the HTTP process alone could stream; the row `send` is the bare kernel
 price of one write a token. Where engine, client and server share too few cores, tokens_s is below that, for both.
@@ -37,8 +41,8 @@ from bench.streaming.ceiling import send_seconds
 from bench.streaming.model import write_model
 from bench.streaming.probe import Probe
 from bench.streaming.reading import Reading, summary
-from bench.streaming.server_process import ServerProcess
-from bench.streaming.wrk import INSTALL, Wrk
+from bench.streaming.server_process import ServerError, ServerProcess
+from bench.streaming.wrk import INSTALL, LoadError, Wrk
 
 PATH: Final = "/v1/completions"
 OURS: Final = "ours"
@@ -72,15 +76,19 @@ class Plan:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the report; 2 when wrk is missing."""
+    """Print the report; 1 when a run failed, 2 when wrk is missing."""
     plan = _plan(argv)
     if shutil.which("wrk") is None:
         print(INSTALL, file=sys.stderr)
         return 2
     send_us = 1e6 * send_seconds()
-    with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder) / "words")
-        rows = [row for regime in plan.regimes for row in _regime_rows(plan, regime, model)]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            model = write_model(Path(folder) / "words")
+            rows = [row for regime in plan.regimes for row in _regime_rows(plan, regime, model)]
+    except (LoadError, ServerError) as error:
+        print(error, file=sys.stderr)
+        return 1
     ceiling = {"regime": "ceiling", "streams": 1, "server": "send", "tokens_s": 1e6 / send_us, "server_us": send_us}
     report("frontend", [*rows, ceiling])
     return 0
@@ -93,7 +101,7 @@ def _plan(argv: Sequence[str] | None) -> Plan:
     parser.add_argument("--rounds", type=int, default=2, help="turns of each server")
     parser.add_argument("--window", type=float, default=3.0, help="measured seconds of a run")
     parser.add_argument("--step-ms", type=float, default=10.0, help="length of a paced step")
-    parser.add_argument("--max-tokens", type=int, default=512, help="tokens of an answer")
+    parser.add_argument("--max-tokens", type=int, default=256, help="tokens of an answer")
     args = parser.parse_args(argv)
     for name in ("rounds", "window", "max_tokens"):
         if not getattr(args, name) > 0:
@@ -145,10 +153,12 @@ def _measure(plan: Plan, server: ServerProcess, streams: int) -> Reading:
         start = server.sample()
         time.sleep(plan.window_s)
         end = server.sample()
-        probe.finish()
-        totals = wrk.stop()
-    tokens = server.settle().tokens - before.tokens - sum(map(len, probe.arrivals))
-    return Reading.between(start, end, probe.gaps(start.time, end.time), totals.bytes / tokens if tokens else math.nan)
+        # At once: what a server still writes to clients that have left must not count as streamed.
+        seen = wrk.stop().bytes
+    tokens = end.tokens - before.tokens - probe.count(end.time)
+    probe.finish()
+    server.settle()
+    return Reading.between(start, end, probe.gaps(start.time, end.time), seen / tokens if tokens else math.nan)
 
 
 def _ratio(ours: float, theirs: float) -> float:

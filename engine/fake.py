@@ -123,7 +123,9 @@ class FakeEngine:
         if len(outside):
             raise RequestRefusedError(f"token id {outside[0]} is outside the vocabulary of {self._facts.vocab_size}")
         if len(ids) >= self._facts.max_model_len:
-            raise RequestRefusedError(f"{len(ids)} prompt tokens leave no room in a context of {self._facts.max_model_len}")
+            raise RequestRefusedError(
+                f"{len(ids)} prompt tokens leave no room in a context of {self._facts.max_model_len}"
+            )
         blocks = self._blocks_for(request)
         if blocks > self._facts.num_blocks:
             raise RequestRefusedError(

@@ -64,6 +64,8 @@ class EngineProcess:
 
     def kill(self) -> None:
         """End it and its helpers at once; `exited` is set when the kernel is done with it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # needs no descriptor, unlike a look into /proc
         for pid in _session(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -97,11 +99,13 @@ def _how(status: int) -> str:
 
 
 def _session(session: int) -> list[int]:
-    """All processes of the session, zombies included."""
+    """All processes of the session, zombies included; none where /proc cannot be read for want of descriptors."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
-            continue
+    try:
+        folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+    except OSError:
+        return []
+    for folder in folders:
         try:
             stat = (folder / "stat").read_text()
         except OSError:  # it ended between the listing and the reading

@@ -7,11 +7,13 @@ Processes are `supervise.py`'s, what comes back is `collect.py`'s, who may come 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
+from ipc.errors import IpcError
 from ipc.link import ServerLink
 from ipc.messages import Cancel, Facts, Stats, Submit
 from server.errors import ApiError
@@ -133,10 +135,12 @@ class Rank:
 
     def _cancel(self, cancel: Cancel) -> None:
         self._late_cancels.append(cancel)
-        self.send_late_cancels()
+        # A broken link is the supervisor's to find: nobody's way out of a request may fail over it.
+        with contextlib.suppress(IpcError):
+            self.send_late_cancels()
 
     def send_late_cancels(self) -> None:
-        """Send the cancels that are due, as far as the ring takes them."""
+        """Send the cancels that are due, as far as the ring takes them. Raises RingCorruptError."""
         while self._late_cancels and self.link is not None and self.link.send(self._late_cancels[0]):
             self._late_cancels.popleft()
 

@@ -69,11 +69,14 @@ stop() {
         rm -f -- "$pid_file"
         return 0
     fi
-    kill -TERM "$pid"
+    # Each rank leads a process group. The server ends them all, but one that has to be killed cannot.
+    local groups
+    read -ra groups < <(cat "/proc/$pid/task/"*/children 2>/dev/null | tr '\n' ' ') || true
+    kill -TERM "$pid" 2>/dev/null || true
     local deadline=$((SECONDS + stop_timeout_s))
-    while kill -0 "$pid" 2>/dev/null && ((SECONDS < deadline)); do sleep 0.1; done
-    # The kernel ends the ranks with their parent; helpers of a rank are in its session, which the server cleans.
-    kill -KILL -- "-$pid" 2>/dev/null || true
+    # Not `kill -0`, which also finds a zombie: nobody may be there to collect it, as in most containers.
+    while [[ -n $(running_pid) ]] && ((SECONDS < deadline)); do sleep 0.1; done
+    for group in "$pid" "${groups[@]}"; do kill -KILL -- "-$group" 2>/dev/null || true; done
     rm -f -- "$pid_file"
     echo "stopped"
 }

@@ -7,6 +7,7 @@ pause that grows. A rank that cannot load at start, or keeps failing, ends the s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -15,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from ipc.errors import HeartbeatError
+from ipc.errors import IpcError
 from ipc.heartbeat import Beat, EngineState
 from ipc.link import ServerLink
 from ipc.messages import Launch, Shutdown
@@ -75,7 +76,8 @@ class Supervisor:
         for watched in self._watched:
             watched.rank.state = RankState.STOPPED
             if watched.rank.link is not None:
-                watched.rank.link.send(Shutdown())
+                with contextlib.suppress(IpcError):  # a rank behind a broken link is killed below
+                    watched.rank.link.send(Shutdown())
         processes = [watched.process for watched in self._watched if watched.process is not None]
         exits = [asyncio.ensure_future(process.exited.wait()) for process in processes]
         if exits:
@@ -148,7 +150,10 @@ class Supervisor:
         await watched.process.exited.wait()
         await asyncio.sleep(RESTART_PAUSE_S * 2**watched.failed_starts)
         watched.rank.restarts += 1
-        self._spawn(watched)
+        try:
+            self._spawn(watched)
+        except (OSError, IpcError) as error:  # no descriptor, memory or process left
+            self._on_fatal(f"engine rank {watched.rank.index} cannot be started again: {error}")
 
     async def _check_forever(self) -> None:
         while True:
@@ -160,11 +165,12 @@ class Supervisor:
         rank = watched.rank
         if rank.link is None:
             return
-        rank.send_late_cancels()
         try:
+            rank.send_late_cancels()
+            rank.link.depth()  # the collector would notice a broken ring only when its bell rings
             beat = rank.link.beat()
-        except HeartbeatError as error:
-            self._lost(watched, f"its heartbeat is broken: {error}")
+        except IpcError as error:
+            self._lost(watched, f"its link is broken: {error}")
             return
         silence = time.monotonic() - max(beat.time_ns * _NS, watched.started)
         limit = self._limit(beat)

@@ -72,7 +72,13 @@ def rank_pair(slots: int = 4, index: int = 0, shape: LinkShape = SHAPE) -> Itera
 
 
 def record(
-    slot: int, generation: int, token: int | None = None, *, finish: int = Finish.NONE, position: int = 0, flags: int = 0
+    slot: int,
+    generation: int,
+    token: int | None = None,
+    *,
+    finish: int = Finish.NONE,
+    position: int = 0,
+    flags: int = 0,
 ) -> npt.NDArray[np.void]:
     """One token record; without a token it only ends the request."""
     found = np.zeros(1, TOKEN_DTYPE)

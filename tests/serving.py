@@ -132,7 +132,7 @@ class RunningServer:
 
     def _end(self) -> None:
         self.seen |= self.family()
-        assert not _named_shared_memory(self.seen), "memory with a name outlives a crash"
+        assert not _names(self.seen), "what has a name outlives a crash"
         self.process.send_signal(self._end_by)
         assert self.process.wait(DEADLINE_S) == 0, self.log()
         # The server collects its ranks before it ends, so not even a zombie may be left.
@@ -155,10 +155,18 @@ def start(flags: Sequence[str], environ: Mapping[str, str] | None, log: int) -> 
     )
 
 
-def _named_shared_memory(pids: set[int]) -> list[str]:
-    """Files of /dev/shm that the processes hold open or mapped."""
+def _names(pids: set[int]) -> list[str]:
+    """Files of /dev/shm and sockets in the file system that the processes hold."""
     found = []
     for pid in pids:
         links = [*Path(f"/proc/{pid}/fd").iterdir(), *Path(f"/proc/{pid}/map_files").iterdir()]
-        found += [str(link.readlink()) for link in links if link.is_symlink()]
-    return [target for target in found if target.startswith("/dev/shm/")]
+        found += [target for link in links if (target := _target(link)).startswith("/dev/shm/")]
+        found += [str(one.laddr) for one in psutil.Process(pid).net_connections("unix") if one.laddr]
+    return found
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:  # a connection that was closed since it was listed
+        return ""

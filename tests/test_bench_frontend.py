@@ -176,7 +176,7 @@ def test_probe_sees_every_chunk_once_however_it_is_cut(piece: int) -> None:
     probe.start()
     thread.join(30)
     probe.join(30)
-    with pytest.raises(ConnectionError):  # it asked again, and nobody was there
+    with pytest.raises(ServerError, match="ConnectionRefused"):  # it asked again, and nobody was there
         probe.finish()
     assert len(probe.arrivals[0]) == 5
 
@@ -185,6 +185,7 @@ def test_probe_counts_gaps_within_one_answer_and_within_the_window() -> None:
     probe = Probe("127.0.0.1", 0, "/", b"")
     probe.arrivals = [[1.0, 2.0, 4.0], [5.0, 5.0, 9.0]]
     assert probe.gaps(1.5, 8.0) == [2.0, 0.0]
+    assert probe.count(5.0) == 5
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.75, 3), (0.99, 4), (0.0, 1)])

@@ -9,34 +9,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.fake import BLOCK_TOKENS, FakeEngine, FakePace
 from engine.protocol import RequestRefusedError
-from ipc.messages import Finish, Flag, Launch, LinkFds, Sampling, Submit, TopLogprobs
+from ipc.messages import Finish, Flag, Submit, TopLogprobs
 from tests.byte_tokenizer import EOS, MAX_MODEL_LEN, VOCAB_SIZE, write_model
-
-NO_PACE = FakePace()
-PROMPT = list(range(200))
+from tests.fake_engine import NO_PACE, PROMPT, engine_of, request
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("fake") / "bytes")
-
-
-def engine_of(model: Path, **fields: Any) -> FakeEngine:
-    launch = Launch(0, 1, "fake", str(model), LinkFds(0, 0, 0), 0, **{"num_kv_blocks": 64, "max_num_seqs": 4, **fields})
-    return FakeEngine(launch, NO_PACE)
-
-
-def request(
-    slot: int = 0, ids: Sequence[int] = PROMPT, max_tokens: int = 20, *,
-    ignore_eos: bool = True, min_tokens: int = 0, **sampling: Any,
-) -> Submit:  # fmt: skip
-    raw = np.array(ids, "<i4").tobytes()
-    return Submit(slot, 1, f"r{slot}", raw, max_tokens, Sampling(**{"seed": 1, **sampling}), min_tokens, ignore_eos)
 
 
 def run(
@@ -97,7 +82,8 @@ def test_a_harmed_page_changes_the_answer(model: Path, page: int, harm: str) -> 
         pages = engine.pages().reshape(engine.facts.num_blocks, engine.facts.page_bytes)
         block = engine._rows.blocks[0, page]
         if number == page + 1:
-            pages[block, :8] = {"wrong": pages[block, 8:16], "missing": 0, "stale": older[page, :8]}[harm]
+            harms = {"wrong": pages[block, 8:16], "missing": np.zeros(8, np.uint8), "stale": older[page, :8]}
+            pages[block, :8] = harms[harm]
 
     ids = [*range(256), 3]
     older = entries_of(engine_of(model), [9] * 257)
@@ -212,6 +198,7 @@ def test_an_answer_ends_by_the_eos_id_and_only_by_a_flagged_one(model: Path) -> 
     assert ended > 10
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**64 - 1), least=st.integers(0, 100))
 def test_min_tokens_come_before_any_end(model: Path, seed: int, least: int) -> None:
     assert len(answer(engine_of(model), seed=seed, max_tokens=110, min_tokens=least, ignore_eos=False)) >= least

@@ -2,117 +2,34 @@
 
 from __future__ import annotations
 
-import select
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from engine.fake import FakeEngine, FakePace
 from engine.loop import COMMANDS_PER_PASS, RankLoop
 from engine.protocol import StepOutput
 from ipc.heartbeat import EngineState
-from ipc.layout import TOKEN_DTYPE
 from ipc.link import EngineLink, ServerLink
-from ipc.link_memory import LinkShape
 from ipc.messages import (
     Cancel,
-    Event,
     Finish,
     Launch,
     LinkFds,
     RequestError,
-    Sampling,
     Shutdown,
-    Stats,
     Submit,
 )
 from tests.byte_tokenizer import write_model
-from tests.serving import DEADLINE_S, eventually
-
-SHAPE = LinkShape(submit_bytes=1 << 20, event_bytes=1 << 16, token_records=64)
+from tests.fake_engine import engine_of, request
+from tests.loop_thread import SHAPE, running_loop
+from tests.serving import eventually
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("loop") / "bytes")
-
-
-def engine_of(model: Path, pace: FakePace | None = None) -> FakeEngine:
-    return FakeEngine(Launch(0, 1, "fake", str(model), LinkFds(0, 0, 0), 0, max_num_seqs=4), pace or FakePace())
-
-
-def request(slot: int = 0, *, ids: tuple[int, ...] = (1, 2, 3), max_tokens: int = 20, generation: int = 1) -> Submit:
-    raw = np.array(ids, "<i4").tobytes()
-    return Submit(slot, generation, f"r{slot}", raw, max_tokens, Sampling(seed=1), ignore_eos=True)
-
-
-class LoopUnderTest:
-    """A running loop, the server's end of its link, and all that came over it so far."""
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self.server = ServerLink.create(SHAPE)
-        self._engine_end = EngineLink.attach(self.server.fds, SHAPE)
-        self.loop = RankLoop(engine, self._engine_end, log_interval_steps=1)
-        self.thread = threading.Thread(target=self.loop.run)
-        self.events: list[Event] = []
-        self.records: npt.NDArray[np.void] = np.empty(0, TOKEN_DTYPE)
-
-    def send(self, *commands: Submit | Cancel | Shutdown) -> None:
-        for command in commands:
-            assert self.server.send(command)
-
-    def read_until(self, condition: Callable[[], bool]) -> None:
-        """Drain as the server does until the condition holds."""
-        bell = select.poll()
-        bell.register(self.server.fileno(), select.POLLIN)
-        while True:
-            drained = self.server.drain(16)
-            self.events += drained.events
-            self.records = np.concatenate([self.records, drained.records])
-            if condition():
-                return
-            if not drained and self.server.arm():
-                assert bell.poll(DEADLINE_S * 1000), "the loop went silent"
-                self.server.acknowledge()
-
-    def ends(self) -> dict[int, Finish]:
-        """Slot -> how it ended."""
-        ended = self.records[self.records["finish"] != Finish.NONE]
-        return {int(record["slot"]): Finish(int(record["finish"])) for record in ended}
-
-    def tokens(self, slot: int) -> list[int]:
-        mine = self.records[(self.records["slot"] == slot) & (self.records["flags"] & 1 == 1)]
-        return [int(token) for token in mine["token"]]
-
-    def last_stats(self) -> Stats | None:
-        return next((event for event in reversed(self.events) if isinstance(event, Stats)), None)
-
-    def idle_with_nothing_held(self) -> bool:
-        stats = self.last_stats()
-        return stats is not None and (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
-
-    def close(self) -> None:
-        self.server.send(Shutdown())
-        while self.thread.is_alive():
-            self.server.drain(1000)  # a stalled loop goes on only once it is read
-            self.thread.join(0.01)
-        self._engine_end.close()
-        self.server.close()
-
-
-@contextmanager
-def running_loop(engine: FakeEngine) -> Iterator[LoopUnderTest]:
-    under_test = LoopUnderTest(engine)
-    under_test.thread.start()
-    try:
-        yield under_test
-    finally:
-        under_test.close()
 
 
 def expected(model: Path, submit: Submit) -> list[int]:
@@ -189,7 +106,7 @@ def test_a_step_that_fails_leaves_the_loop(model: Path) -> None:
 
 
 def test_cancels_are_answered_once_and_only_where_something_ran(model: Path) -> None:
-    with running_loop(engine_of(model, FakePace(step_s=0.001))) as under_test:
+    with running_loop(engine_of(model, FakePace(step_s=0.001), num_kv_blocks=512)) as under_test:
         long = [request(slot, max_tokens=8000) for slot in range(6)]  # four run, two wait
         under_test.send(*long)
         under_test.read_until(lambda: len(under_test.tokens(0)) > 2)
@@ -270,4 +187,4 @@ def test_progress_is_logged_at_the_interval(model: Path, caplog: pytest.LogCaptu
         under_test.send(request(max_tokens=2))
         under_test.read_until(under_test.idle_with_nothing_held)
         under_test.read_until(lambda: under_test.ends() != {})
-    assert "step 1: running 1, waiting 0, blocks 1/8192, preemptions 0, stalls 0" in caplog.text
+    assert "step 1: running 1, waiting 0, blocks 2/64, preemptions 0, stalls 0" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.demo import demo_folder
 from engine.native.engine import NativeEngine
-from ipc.messages import Submit
 from tests.native_requests import NEAR_TIE, launch, run, submit
 
-OUTPUT = 6
 QUESTIONS = (
     "What is the capital of France? Answer in one sentence.",
     "Write a haiku about rain.",
@@ -55,23 +54,28 @@ def prompts(folder: Path) -> list[list[int]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def expected(folder: Path, prompts: list[list[int]]) -> list[tuple[list[int], torch.Tensor]]:
-    """Each prompt's tokens by generate, with the logits [n, V] they were chosen from."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+Chosen = tuple[list[int], torch.Tensor]
+"""Tokens by generate, and the logits [n, V] that they were chosen from."""
+
+
+@cache
+def generate(folder: Path, ids: tuple[int, ...], count: int) -> Chosen:
+    """Greedy, by transformers alone."""
+    out = plain_model(folder).generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=count,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return out.sequences[0, len(ids) :].tolist(), torch.cat(out.logits)
+
+
+@cache
+def plain_model(folder: Path) -> Any:
     torch.set_num_threads(1)
-    results = []
-    for ids in prompts:
-        out = model.generate(
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=OUTPUT,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        results.append((out.sequences[0, len(ids) :].tolist(), torch.cat(out.logits)))
-    return results
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
 
 
 def check(ours: list[int], theirs: list[int], logits: torch.Tensor, question: str) -> None:
@@ -85,16 +89,11 @@ def check(ours: list[int], theirs: list[int], logits: torch.Tensor, question: st
     assert len(ours) == len(theirs)
 
 
-def requests(prompts: list[list[int]]) -> list[Submit]:
-    return [submit(slot, ids, OUTPUT) for slot, ids in enumerate(prompts)]
-
-
 @pytest.mark.parametrize("together", [1, 16])
-def test_greedy_text_equals_generate(
-    folder: Path, prompts: list[list[int]], expected: list[tuple[list[int], torch.Tensor]], together: int
-) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(64, marks=pytest.mark.soak)])
+def test_greedy_text_equals_generate(folder: Path, prompts: list[list[int]], together: int, count: int) -> None:
     engine = NativeEngine(launch(folder, num_kv_blocks=40, max_num_seqs=together, max_num_batched_tokens=100))
-    outcomes = run(engine, requests(prompts))
-    for slot, (theirs, logits) in enumerate(expected):
-        check(outcomes[slot].tokens, theirs, logits, QUESTIONS[slot])
+    outcomes = run(engine, [submit(slot, ids, count) for slot, ids in enumerate(prompts)])
+    for slot, ids in enumerate(prompts):
+        check(outcomes[slot].tokens, *generate(folder, tuple(ids), count), QUESTIONS[slot])
     assert engine.stats().blocks_used == 0

@@ -229,12 +229,17 @@ def test_a_model_that_overflows_ends_the_request_and_poisons_nobody(folder: Path
     with torch.no_grad():
         dict(model.named_parameters())["model.embed_tokens.weight"][300] = math.inf
     model.save_pretrained(tmp_path)
-    engine = engine_of(tmp_path, num_kv_blocks=1)
-    outcomes = run(engine, [submit(0, [5, 300, 6], 5), submit(1, [5, 6, 7], 5, ignore_eos=True)])
-    assert (outcomes[0].tokens, outcomes[0].finish) == ([], Finish.ERROR)
-    assert "position 3 are not finite" in outcomes[0].errors[0].message
-    assert not outcomes[0].errors[0].client_fault
-    assert outcomes[1].tokens == run(engine_of(folder), [submit(1, [5, 6, 7], 5, ignore_eos=True)])[1].tokens
+    engine = engine_of(tmp_path, num_kv_blocks=3)
+    broken = run(engine, [submit(0, [*[5] * 50, 300, 6], 5)])[0]
+    assert (broken.tokens, broken.finish) == ([], Finish.ERROR)
+    assert "position 52 are not finite" in broken.errors[0].message
+    assert not broken.errors[0].client_fault
+    # The short one gets that block, and beside a longer one the rest of it is read, masked.
+    after = [submit(1, [5, 6, 7], 5, ignore_eos=True), submit(2, [8] * 60, 5, ignore_eos=True)]
+    expected = run(engine_of(folder), after)
+    assert {slot: outcome.tokens for slot, outcome in run(engine, after).items()} == {
+        slot: outcome.tokens for slot, outcome in expected.items()
+    }
 
 
 def test_close_gives_back_the_pool(folder: Path) -> None:

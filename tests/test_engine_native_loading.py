@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -109,6 +110,15 @@ def test_missing_files_are_named(llama: Path, tmp_path: Path) -> None:
         NativeEngine(launch(folder))
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelFilesError, match=r"config\.json' cannot be used"):
+        NativeEngine(launch(folder))
+
+
+def test_a_missing_tensor_is_named(llama: Path, tmp_path: Path) -> None:
+    folder = copy(llama, tmp_path / "copy")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelFilesError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
         NativeEngine(launch(folder))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.native import memory
 from engine.native.engine import NativeEngine
 from engine.native.errors import LaunchError
+from engine.native.pages import LayerShape, PageLayout, PagePool
 from tests import tiny_models
 from tests.native_requests import launch
 
@@ -35,6 +38,18 @@ def test_ranks_share_memory_within_the_containers_limit(monkeypatch: pytest.Monk
     assert memory.cpu_bytes(1) == int(1_024_000_000 * memory.CPU_SHARE)
     (tmp_path / "memory.max").write_text("300000000\n")
     assert memory.cpu_bytes(1) == int(200_000_000 * memory.CPU_SHARE)
+
+
+def test_a_pool_commits_memory_only_when_it_is_used() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    layout = PageLayout("x", torch.float32, (LayerShape(8, 64, 64),))
+    pool = PagePool(layout, (1 << 30) // layout.page_bytes, torch.device("cpu"))
+    assert resident() - before < 1 << 28
+    pool.bytes[: len(pool.bytes) // 2] = 1
+    assert resident() - before > 1 << 28
 
 
 def test_an_engine_sizes_itself(tmp_path: Path) -> None:

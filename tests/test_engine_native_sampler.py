@@ -169,14 +169,15 @@ def test_a_broken_row_is_told_and_leaves_the_others_alone(broken: float) -> None
 
 def test_a_nucleus_larger_than_the_candidates_is_found() -> None:
     """A flat distribution: half of its mass is half of its ids, far more than the candidates of the short way."""
-    size = 8 * NUCLEUS_CANDIDATES
+    size = 4 * NUCLEUS_CANDIDATES
     logits = random_logits(1, 3, size) * 1e-3
     sampling = Sampling(seed=0, top_p=0.5)
     expected = naive_sampling.distribution(logits[0].double().numpy(), sampling) > 0
-    numbers = (np.arange(2000) + 0.5) / 2000
-    drawn = draw(logits.expand(2000, -1), knobs([sampling] * 2000), numbers).numpy()
+    ranks = logits[0].argsort(descending=True).argsort().numpy()
+    numbers = (np.arange(500) + 0.5) / 500
+    drawn = draw(logits.expand(500, -1), knobs([sampling] * 500), numbers).numpy()
     assert expected[drawn].mean() > 0.999  # one id at the edge may fall on either side by rounding
-    assert abs(len(np.unique(drawn)) - 2000) < 400
+    assert ranks[drawn].max() > 0.95 * expected.sum() > NUCLEUS_CANDIDATES
 
 
 def test_frequencies_follow_the_probabilities() -> None:

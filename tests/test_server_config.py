@@ -65,9 +65,7 @@ def test_floats_are_taken_at_their_bounds_and_refused_beyond(flag: str, low: flo
 
 
 @pytest.mark.parametrize("flag", CHOICES)
-def test_a_wrong_choice_is_named_on_the_command_line_and_in_code(
-    flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_choice_is_named_on_the_command_line_and_in_code(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         config_of(flag, "purple")
     assert flag in (told := capsys.readouterr().err)

@@ -22,7 +22,9 @@ DRAWN = re.findall(r"^ +([|+ -]*)(\w+Error) +(?:(\d{3}))?", errors.__doc__ or ""
 
 def instance(kind: type[ApiError]) -> ApiError:
     """An error of the kind, built from words wherever its parameters allow."""
-    parameters = [one for one in list(inspect.signature(kind.__init__).parameters.values())[1:] if one.default is one.empty]
+    parameters = [
+        one for one in list(inspect.signature(kind.__init__).parameters.values())[1:] if one.default is one.empty
+    ]
     numbers = {"prompt_tokens": 600, "max_model_len": 512}
     return kind(**{parameter.name: numbers.get(parameter.name, "words") for parameter in parameters})  # type: ignore[arg-type]
 

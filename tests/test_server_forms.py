@@ -152,20 +152,20 @@ def test_a_text_that_two_ids_share_keeps_the_better_logprob(tokenizer: TextToken
 
 def test_usage_and_head_are_the_same_in_every_chunk(tokenizer: TextTokenizer) -> None:
     made = pieces_of(tokenizer, [[104, 105]])
-    for form, id_, kinds in zip(
-        forms(tokenizer),
-        ("chatcmpl-id1", "cmpl-id1"),
-        (("chat.completion", "chat.completion.chunk"), ("text_completion", "text_completion")),
-        strict=True,
-    ):
+    chat, text = forms(tokenizer)
+    heads: list[tuple[Form, str, str, str]] = [
+        (chat, "chatcmpl-id1", "chat.completion", "chat.completion.chunk"),
+        (text, "cmpl-id1", "text_completion", "text_completion"),
+    ]
+    for form, id_, document, part in heads:
         (usage,) = events_of(form.usage_event(USAGE))
         assert usage["choices"] == []
         counts = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
         assert usage["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
         whole = msgspec.json.decode(form.whole([made[0]], USAGE))
-        assert (whole["object"], whole["usage"]) == (kinds[0], usage["usage"])
+        assert (whole["object"], whole["usage"]) == (document, usage["usage"])
         for chunk in (*streamed(form, made), usage):
-            assert (chunk["id"], chunk["object"], chunk["model"]) == (id_, kinds[1], "tiny")
+            assert (chunk["id"], chunk["object"], chunk["model"]) == (id_, part, "tiny")
             assert chunk["created"] == whole["created"]
 
 

@@ -18,7 +18,9 @@ def scrape(metrics: Metrics) -> dict[tuple[str, str], float]:
     """(name, dp_rank or "") -> value."""
     families = text_string_to_metric_families(metrics.expose().decode())
     return {
-        (sample.name, sample.labels.get("dp_rank", "")): sample.value for family in families for sample in family.samples
+        (sample.name, sample.labels.get("dp_rank", "")): sample.value
+        for family in families
+        for sample in family.samples
     }
 
 

@@ -60,7 +60,7 @@ class _Slots(RuleBasedStateMachine):
 
 
 def test_slots_behave_like_a_dictionary() -> None:
-    run_state_machine_as_test(_Slots)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(_Slots)
 
 
 def test_a_late_generation_finds_nobody() -> None:

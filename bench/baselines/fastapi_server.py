@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 BACKLOG: Final = 4096
+KEEP_ALIVE_S: Final = 900  # as our server's
 REASONS: Final = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 # A choice's content: (new text, finish reason) -> the JSON value of `choices[0]`.
@@ -170,7 +171,9 @@ def main() -> None:
     frontend = Frontend(Path(args.model).resolve().name, engine, tokenizer)
     with socket.create_server(("127.0.0.1", args.port), backlog=BACKLOG) as listener:
         app = build(frontend, engine, f"http://127.0.0.1:{listener.getsockname()[1]}")
-        config = uvicorn.Config(app, log_level="warning", access_log=False, backlog=BACKLOG)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_S
+        )
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -5,17 +5,22 @@ A thread of its own that only receives and looks at the clock, so that what it s
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
 from itertools import pairwise
 from typing import Final
 
+from bench.streaming.server_process import ServerError
+
 # Begins the data of every chunk with a token; the closing `[DONE]` has no brace.
 MARK: Final = b"data: {"
 RECEIVE_BYTES: Final = 65536
-# A stream that shows nothing for so long has failed.
-SILENCE_S: Final = 60.0
+# A stream that shows nothing for so long has failed (a loaded loop may leave it alone for many seconds).
+SILENCE_S: Final = 180.0
+# The thread ends as soon as its connection is shut down.
+JOIN_S: Final = 10.0
 
 
 class Probe(threading.Thread):
@@ -31,6 +36,7 @@ class Probe(threading.Thread):
         )
         self._request = head.encode() + body
         self._ended = False
+        self._connection: socket.socket | None = None
         self._failure: OSError | None = None
 
     def run(self) -> None:
@@ -39,14 +45,21 @@ class Probe(threading.Thread):
             while not self._ended:
                 self._read_one()
         except OSError as error:
-            self._failure = error
+            self._failure = None if self._ended else error
 
     def finish(self) -> None:
-        """Leave the stream it reads, and wait for the thread. Raises the OSError it ended with."""
+        """Leave the stream it reads, and wait for the thread. Raises ServerError if it could not go on before."""
         self._ended = True
-        self.join(SILENCE_S)
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it is closed already between two answers
+                self._connection.shutdown(socket.SHUT_RDWR)
+        self.join(JOIN_S)
         if self._failure is not None:
-            raise self._failure
+            raise ServerError(f"the probe's stream failed: {self._failure!r}") from self._failure
+
+    def count(self, end: float) -> int:
+        """Chunks that had arrived by then."""
+        return sum(arrival <= end for answer in self.arrivals for arrival in answer)
 
     def gaps(self, start: float, end: float) -> list[float]:
         """Seconds between neighbouring chunks of one answer that both arrived in the window.
@@ -64,6 +77,7 @@ class Probe(threading.Thread):
         times: list[float] = []
         self.arrivals.append(times)
         with socket.create_connection(self._address, SILENCE_S) as connection:
+            self._connection = connection
             connection.sendall(self._request)
             tail = b""
             while not self._ended and (received := connection.recv(RECEIVE_BYTES)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -60,16 +61,22 @@ def load(folder: Path, config: PreTrainedConfig, dtype: str, device: torch.devic
     compute = choose_dtype(dtype, _stored_dtype(config, weights[0]), device)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model = chosen.from_pretrained(
+        found: Any = chosen.from_pretrained(
             folder,
             config=config,
             dtype=compute,
             attn_implementation=attention.NAME,
             use_safetensors=True,
             local_files_only=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelFilesError(f"the weights in {str(folder)!r} cannot be loaded: {error}") from error
+    model: PreTrainedModel = found[0]
+    missing = sorted(found[1]["missing_keys"])
+    # transformers would go on with random numbers in their place.
+    if missing:
+        raise ModelFilesError(f"the weights in {str(folder)!r} lack {', '.join(missing)}")
     # Not through a device map: that needs one more package, and only saves a pass through mapped host memory.
     torch.nn.Module.to(model, device)
     return LoadedModel(model.train(False), config, _vocab_size(model), _eos_ids(model), compute)

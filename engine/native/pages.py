@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.native.sequence import BLOCK_SIZE
@@ -79,12 +80,20 @@ class PagePool:
 
     def __init__(self, layout: PageLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
-        self.bytes = torch.zeros((num_blocks, layout.page_bytes), dtype=torch.uint8, device=device)
+        self.bytes = _zeros((num_blocks, layout.page_bytes), device)
         self.layers = _views(self.bytes.view(layout.dtype), layout)
 
     def clear(self, blocks: list[int]) -> None:
         """Zero blocks whose owner produced values that are not finite, before someone else gets them."""
         self.bytes[blocks] = 0
+
+
+def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """Zero bytes. On a CPU by numpy, which leaves it to the system to zero a page of memory when it is first used;
+    torch writes, and so commits, all of it at once."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(shape, dtype=np.uint8))
+    return torch.zeros(shape, dtype=torch.uint8, device=device)
 
 
 def _views(elements: torch.Tensor, layout: PageLayout) -> tuple[LayerPages, ...]:

@@ -29,7 +29,7 @@ class Run:
     start: int
     end: int
     blocks: npt.NDArray[np.int64]  # [(end - start) * width]
-    mask: npt.NDArray[np.float32]  # [end - start, width * BLOCK_SIZE], 0 or -inf
+    mask: npt.NDArray[np.float32]  # [end - start, places up to the longest row's last token], 0 or -inf
 
 
 def first_block(context: int, window: int | None) -> int:
@@ -63,7 +63,8 @@ def _run(start: int, decodes: Sequence[Decode], window: int | None, width: int) 
         row[: len(held)] = held
         # Padding repeats a block of the same sequence: always readable, and masked.
         row[len(held) :] = held[-1]
-    places = np.array(skips)[:, None] * BLOCK_SIZE + np.arange(width * BLOCK_SIZE)
+    starts = np.array(skips)[:, None] * BLOCK_SIZE
+    places = starts + np.arange((contexts - starts).max())
     hidden = places >= contexts
     if window is not None:
         hidden |= places < contexts - window

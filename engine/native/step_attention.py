@@ -54,8 +54,9 @@ class StepAttention:
         pages.v[self._where] = heads.v
         out = heads.empty_out()
         for run in self._device_runs(form.window):
-            keys, values = (_gather(x, run.blocks, run.end - run.start) for x in (pages.k, pages.v))
-            out[run.start : run.end] = kernels.decode(heads.q[run.start : run.end], keys, values, run.mask, form)
+            count, places = run.mask.shape
+            k, v = (_gather(x, run.blocks, count)[:, :places] for x in (pages.k, pages.v))
+            out[run.start : run.end] = kernels.decode(heads.q[run.start : run.end], k, v, run.mask, form)
         for chunk, table in zip(self._batch.chunks, self._tables, strict=True):
             rows = heads.rows(chunk.start, chunk.end)
             out[chunk.start : chunk.end] = _attend_chunk(chunk, table, pages, rows, form)
