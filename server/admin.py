@@ -30,7 +30,7 @@ async def model(request: web.Request) -> web.Response:
 
 
 def _model(services: Services) -> dict[str, Any]:
-    name = services.config.model_name
+    name = services.config.served_model_name
     found = {"id": name, "object": "model", "created": services.created, "owned_by": "deepinfer", "root": name}
     facts = next((rank.facts for rank in services.ranks if rank.facts is not None), None)
     if facts is not None:

@@ -101,8 +101,7 @@ def _message(index: int, message: object) -> object:
 
 
 def _served(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    for name in fields.keys() - known - LABELS:
+    for name in fields.keys() - set(kind.__struct_encode_fields__) - LABELS:
         if name not in UNSERVED:
             raise UnsupportedFieldError(name[:QUOTED_CHARS], "it is unknown here")
         if not any(type(fields[name]) is type(value) and fields[name] == value for value in UNSERVED[name]):

@@ -55,7 +55,7 @@ class ChatForm:
         self._writers = services.writers
         self._logprobs = logprobs
         self._envelope = Envelope(
-            f"chatcmpl-{call.request_id}", "chat.completion", "chat.completion.chunk", services.config.model_name
+            f"chatcmpl-{call.request_id}", "chat.completion", "chat.completion.chunk", services.config.served_model_name
         )
 
     def opening(self, index: int) -> bytes:

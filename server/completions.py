@@ -83,7 +83,7 @@ class TextForm:
         self._writers = services.writers
         self._logprobs = logprobs
         self._envelope = Envelope(
-            f"cmpl-{call.request_id}", "text_completion", "text_completion", services.config.model_name
+            f"cmpl-{call.request_id}", "text_completion", "text_completion", services.config.served_model_name
         )
         self._sent: dict[int, int] = {}  # characters of each choice so far, for text_offset
 

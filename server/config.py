@@ -7,6 +7,7 @@ sockets, processes or models.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -108,10 +109,10 @@ class Config:
         if self.model and not Path(self.model).is_dir():
             raise ConfigError(f"--model (or DEEPINFER_HF_MODEL_DIR) {self.model!r} is not a folder")
 
-    @property
-    def model_name(self) -> str:
-        """The name clients use."""
-        return self.served_model_name or Path(self.model).resolve().name
+    def named(self, model: str) -> Config:
+        """The same for this model folder, with the name that clients use filled in."""
+        name = self.served_model_name or Path(model).resolve().name
+        return dataclasses.replace(self, model=model, served_model_name=name)
 
 
 def _one_of(flag: str, value: str, allowed: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ The socket is bound first, so a taken port fails before a rank is started; ranks
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import gc
 import logging
 import signal
 import socket
@@ -134,6 +134,9 @@ class _Server:
             shutdown_timeout=FAREWELL_S,
         )
         await runner.setup()
+        # What is loaded by now stays: collections need not walk it again, request after request.
+        gc.collect()
+        gc.freeze()
         await serve(runner, listener, self._tls, BACKLOG)
         return runner
 
@@ -149,8 +152,8 @@ class _Server:
         host, port = listener.getsockname()[:2]
         scheme = "http" if self._tls is None else "https"
         address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        print(f"ready: {address} serves {self._config.model_name} on {self._config.dp} rank(s). Try:")
-        print(_curl_line(address, self._config.model_name), flush=True)
+        print(f"ready: {address} serves {self._config.served_model_name} on {self._config.dp} rank(s). Try:")
+        print(_curl_line(address, self._config.served_model_name), flush=True)
 
     async def _watch_lag(self) -> None:
         while True:
@@ -209,7 +212,7 @@ def _tls(config: Config) -> ssl.SSLContext | None:
 def _with_model(config: Config) -> Config:
     """The config with a model folder: the demo model when none was named. Raises ConfigError."""
     if config.model:
-        return config
+        return config.named(config.model)
     # In a process of its own: converting needs torch, which this process never loads.
     made = subprocess.run(
         [sys.executable, "-m", "engine.demo"], stdout=subprocess.PIPE, text=True, check=False,
@@ -217,7 +220,7 @@ def _with_model(config: Config) -> Config:
     )  # fmt: skip
     if made.returncode != 0:
         raise ConfigError("--model was not given and the demo model could not be made; the lines above say why")
-    return dataclasses.replace(config, model=made.stdout.strip().splitlines()[-1])
+    return config.named(made.stdout.strip().splitlines()[-1])
 
 
 def _curl_line(address: str, model: str) -> str:

@@ -53,8 +53,8 @@ class Services:
 
     def check_model(self, name: str) -> None:
         """An empty name is the served model. Raises UnknownModelError."""
-        if name not in ("", self.config.model_name):
-            raise UnknownModelError(name, self.config.model_name)
+        if name not in ("", self.config.served_model_name):
+            raise UnknownModelError(name, self.config.served_model_name)
 
     async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> Ids:
         """Ids of a text, off the loop when it is long. Raises InvalidRequestError naming the field."""

@@ -146,7 +146,7 @@ def test_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\N{REPLACEMENT CHARACTER}")))
 def test_window_text_joins_to_the_whole(text: str) -> None:
     tokenizer = byte_tokenizer()
-    window = WindowText(tokenizer)
+    window = WindowText(tokenizer.decode)
     assert "".join(map(window.push, tokenizer.encode(text, add_special_tokens=False).ids)) == text
 
 

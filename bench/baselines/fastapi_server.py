@@ -1,8 +1,8 @@
 """The usual shape of a serving frontend: FastAPI on uvicorn, a queue and a generator per request, pickled steps.
 
 Serves the streamed and whole forms of `/v1/completions` and `/v1/chat/completions` over one rank of the fake engine.
-Written as well as the shape allows: uvloop and httptools where installed, one wake-up of the loop per step, the
-tokenizer's Rust `decode` without a Python layer, plain integers for counters.
+Written as such servers are, and as well as the shape allows: uvloop and httptools where installed, one wake-up of the
+loop per step, text by two `tokenizer.decode` calls a token, plain integers for counters.
 
     python -m bench.baselines.fastapi_server --model FOLDER [--port N] [--max-num-seqs N]
 """
@@ -73,19 +73,23 @@ class Frontend:
         self.counters = Counters()
         self._model = model
         self._engine = engine
-        self._template = tokenizer
-        self._tokenizer = tokenizer.backend_tokenizer
+        self._tokenizer = tokenizer
 
     async def completions(self, body: CompletionBody) -> Response:
         """Text or ids as they are."""
-        ids = self._tokenizer.encode(body.prompt).ids if isinstance(body.prompt, str) else body.prompt
+        ids = self._tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
         return await self._answer(body, ids, "text_completion", _text_choice)
 
     async def chat(self, body: ChatBody) -> Response:
         """Messages through the chat template."""
-        text = self._template.apply_chat_template(body.messages, tokenize=False, add_generation_prompt=True)
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        text = self._tokenizer.apply_chat_template(body.messages, tokenize=False, add_generation_prompt=True)
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
         return await self._answer(body, ids, "chat.completion", _message_choice)
+
+    def _decode(self, ids: list[int]) -> str:
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
 
     async def _answer(self, body: Sampled, ids: list[int], kind: str, choice: Choice) -> Response:
         head = {"id": f"cmpl-{secrets.token_hex(16)}", "created": int(time.time()), "model": self._model}
@@ -107,7 +111,7 @@ class Frontend:
         """(text, finish reason) for every token."""
         seed = secrets.randbits(63) if body.seed is None else body.seed
         number, tokens = self._engine.submit(ids, body.max_tokens, body.temperature, seed, ignore_eos=body.ignore_eos)
-        text = WindowText(self._tokenizer)
+        text = WindowText(self._decode)
         finish = int(Finish.NONE)
         try:
             while finish == Finish.NONE:

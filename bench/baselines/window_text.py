@@ -6,25 +6,20 @@ ends in half a character.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
-class Decoder(Protocol):
-    """`tokenizers.Tokenizer`, as far as this needs it."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids."""
-        ...
+Decode = Callable[[list[int]], str]
 
 
 class WindowText:
     """One answer's text."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
         self._ids: list[int] = []
         self._start = 0  # of the window
         self._read = 0  # ids whose text is out
@@ -32,8 +27,8 @@ class WindowText:
     def push(self, token: int) -> str:
         """The text this id completes; "" while a character is incomplete."""
         self._ids.append(token)
-        before = self._decoder.decode(self._ids[self._start : self._read])
-        after = self._decoder.decode(self._ids[self._start :])
+        before = self._decode(self._ids[self._start : self._read])
+        after = self._decode(self._ids[self._start :])
         if len(after) <= len(before) or after.endswith(REPLACEMENT):
             return ""
         self._start, self._read = self._read, len(self._ids)
