@@ -13,19 +13,16 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine.fake_rows import BLOCK_TOKENS, GOES_ON, U64, Rows, Running, entries, mix, weighed
 from engine.protocol import RequestRefusedError, StepOutput
-from ipc.layout import TOKEN_DTYPE
-from ipc.messages import Event, Facts, Finish, Flag, Launch, Stats, Submit, TopLogprobs
+from ipc.messages import Event, Facts, Flag, Launch, Stats, Submit, TopLogprobs
 
-U64 = npt.NDArray[np.uint64]
-
-BLOCK_TOKENS: Final = 128
 ENTRY_BYTES: Final = 8
 ID_BYTES: Final = 4
 # Pool when `--num-kv-blocks` is not given: 1M tokens in 8 MiB.
@@ -33,24 +30,6 @@ DEFAULT_BLOCKS: Final = 8192
 DEFAULT_MAX_MODEL_LEN: Final = 8192
 # One draw in this many ends an answer, so that lengths vary; `ignore_eos` turns it off.
 EOS_ODDS: Final = 64
-
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2: Final = np.uint64(0x94D049BB133111EB)
-
-
-def mix(values: U64) -> U64:
-    """SplitMix64's finalizer (Steele, Lea, Flood 2014), elementwise with wrap-around."""
-    values = (values + _GOLDEN).astype(np.uint64)
-    values = (values ^ (values >> np.uint64(30))) * _MIX_1
-    values = (values ^ (values >> np.uint64(27))) * _MIX_2
-    return values ^ (values >> np.uint64(31))
-
-
-def entries(tokens: npt.NDArray[np.int32], first_position: int) -> U64:
-    """What the pages hold for tokens at consecutive positions."""
-    positions = np.arange(first_position, first_position + len(tokens), dtype=np.uint64)
-    return mix(tokens.astype(np.uint64) | (positions << np.uint64(32)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +79,15 @@ class FakeEngine:
             layout_digest="fake-1",
         )
         # An answer ends by EOS_ODDS alone: no end of sequence is ever drawn as a word.
-        self._words = np.setdiff1d(np.arange(vocab_size), eos_ids)
+        self._words: U64 = np.setdiff1d(np.arange(vocab_size), eos_ids).astype(np.uint64)
         self._pace = pace or FakePace.from_environment()
         self._budget = launch.max_num_batched_tokens
         self._pages: U64 = np.zeros((blocks, BLOCK_TOKENS), np.uint64)
         self._free = list(range(blocks - 1, -1, -1))
         self._waiting: deque[Submit] = deque()
-        self._rows = _Rows(launch.max_num_seqs, -(-self._facts.max_model_len // BLOCK_TOKENS))
+        self._rows = Rows(launch.max_num_seqs, -(-self._facts.max_model_len // BLOCK_TOKENS))
+        self._running: Running | None = None
+        self._prefilling = False
         self._prefill_tokens = self._decode_tokens = 0
 
     @property
@@ -153,8 +134,8 @@ class FakeEngine:
     def step(self) -> StepOutput:
         """Prefill what the budget allows, then one token for every prefilled sequence."""
         self._admit()
-        prefilled = self._prefill()
-        output = self._decode(np.flatnonzero(self._rows.live & (self._rows.rest == 0)))
+        prefilled = self._prefill() if self._prefilling else 0
+        output = self._decode()
         pause = self._pace.step_s + prefilled * self._pace.prefill_token_s
         if pause:
             time.sleep(pause)
@@ -181,23 +162,32 @@ class FakeEngine:
         """See `Engine.close`."""
 
     def _admit(self) -> None:
-        idle = np.flatnonzero(~self._rows.live)[::-1].tolist()
+        idle = np.flatnonzero(~self._rows.live)[::-1].tolist() if self._waiting else []
         while self._waiting and idle and self._blocks_for(self._waiting[0]) <= len(self._free):
             request = self._waiting.popleft()
             blocks = [self._free.pop() for _ in range(self._blocks_for(request))]
-            self._rows.open(idle.pop(), request, blocks)
+            self._rows.open(idle.pop(), request, blocks, self._facts.max_model_len)
+            self._prefilling = True
 
     def _blocks_for(self, request: Submit) -> int:
         tokens = min(len(request.ids) // ID_BYTES + request.max_tokens, self._facts.max_model_len)
         return -(-tokens // BLOCK_TOKENS)
 
     def _release(self, row: int) -> None:
+        self._regroup()
         self._free.extend(self._rows.close(row))
+
+    def _regroup(self) -> None:
+        """The decoding rows change: the next step gathers them anew."""
+        if self._running is not None:
+            self._running.save(self._rows)
+            self._running = None
 
     def _prefill(self) -> int:
         """Write prompt entries in chunks up to the step's budget; returns the tokens written."""
         rows, budget = self._rows, self._budget
-        for row in np.flatnonzero(rows.live & (rows.rest > 0)).tolist():
+        waiting = np.flatnonzero(rows.live & (rows.rest > 0)).tolist()
+        for row in waiting:
             chunk = min(int(rows.rest[row]), budget)
             start = int(rows.length[row]) - int(rows.rest[row])
             where = np.arange(start, start + chunk)
@@ -206,111 +196,56 @@ class FakeEngine:
             rows.rest[row] -= chunk
             budget -= chunk
             if rows.rest[row] == 0:
+                self._regroup()
                 rows.digest[row] = self._digest(row)
             if budget == 0:
                 break
+        self._prefilling = bool(waiting) and bool(rows.rest[waiting].any())
         self._prefill_tokens += self._budget - budget
         return self._budget - budget
 
     def _digest(self, row: int) -> np.uint64:
         where = np.arange(int(self._rows.length[row]))
         read = self._pages[self._rows.blocks[row, where // BLOCK_TOKENS], where % BLOCK_TOKENS]
-        return np.uint64(mix(read).sum(dtype=np.uint64))
+        return np.uint64(weighed(read, where).sum(dtype=np.uint64))
 
-    def _decode(self, rows: npt.NDArray[np.intp]) -> StepOutput:
-        table = self._rows
-        position = table.length[rows]
-        token, is_eos = self._draw(rows, position)
-        entry = mix(token.astype(np.uint64) | (position.astype(np.uint64) << np.uint64(32)))
-        self._pages[table.blocks[rows, position // BLOCK_TOKENS], position % BLOCK_TOKENS] = entry
-        table.digest[rows] += mix(entry)
-        table.length[rows] += 1
-        table.made[rows] += 1
-        records = self._records(rows, token, position, is_eos)
-        events = self._top_logprobs(rows, records)
-        for row in rows[records["finish"] != Finish.NONE].tolist():
+    def _decode(self) -> StepOutput:
+        if self._running is None:
+            self._running = Running(self._rows)
+        run = self._running
+        token, is_eos = self._draw(run)
+        entry = mix(token | (run.position << np.uint64(32)))
+        self._pages[run.next_blocks(self._rows), run.position % np.uint64(BLOCK_TOKENS)] = entry
+        run.digest += weighed(entry, run.position)
+        run.position += np.uint64(1)
+        records = run.records(token, is_eos)
+        events = self._top_logprobs(run, records) if run.wants_top else []
+        for row in run.rows[records["finish"] != GOES_ON].tolist():
             self._release(row)
-        self._decode_tokens += len(rows)
+        self._decode_tokens += len(records)
         return StepOutput(records, events)
 
-    def _draw(self, rows: npt.NDArray[np.intp], position: npt.NDArray[np.int64]) -> tuple[Any, Any]:
-        table = self._rows
-        drawn = mix(table.digest[rows] ^ table.seed[rows] ^ mix(position.astype(np.uint64)))
-        token = self._words[(drawn % np.uint64(len(self._words))).astype(np.int64)]
+    def _draw(self, run: Running) -> tuple[U64, npt.NDArray[np.bool_] | None]:
+        """The next tokens, and which of them end their answer; None when none may."""
+        drawn = mix(run.digest ^ run.seed ^ run.position)
+        token = self._words[drawn % np.uint64(len(self._words))]
+        if not run.may_end.any() or not self._facts.eos_ids:
+            return token, None
         ends = (drawn >> np.uint64(40)) % np.uint64(EOS_ODDS) == 0
-        eos = np.array(self._facts.eos_ids[:1] or (-1,), np.int64)[0]
-        may_end = (table.made[rows] >= table.min_tokens[rows]) & ~table.ignore_eos[rows] & (eos >= 0)
-        is_eos = ends & may_end
-        return np.where(is_eos, eos, token), is_eos
+        is_eos = ends & run.may_end & (run.position >= run.eos_from)
+        return np.where(is_eos, np.uint64(self._facts.eos_ids[0]), token), is_eos
 
-    def _records(self, rows: npt.NDArray[np.intp], token: Any, position: Any, is_eos: Any) -> npt.NDArray[np.void]:
-        table = self._rows
-        records = np.zeros(len(rows), TOKEN_DTYPE)
-        records["slot"], records["generation"] = table.slot[rows], table.generation[rows]
-        records["token"], records["position"] = token, position
-        records["flags"] = Flag.TOKEN | np.where(is_eos, Flag.EOS, 0) | np.where(table.top[rows] >= 0, Flag.TOP, 0)
-        full = (table.made[rows] >= table.max_tokens[rows]) | (table.length[rows] >= self._facts.max_model_len)
-        records["finish"] = np.where(is_eos, Finish.STOP, np.where(full, Finish.LENGTH, Finish.NONE))
-        records["time_ns"] = time.monotonic_ns()
-        return records
-
-    def _top_logprobs(self, rows: npt.NDArray[np.intp], records: npt.NDArray[np.void]) -> list[Event]:
+    def _top_logprobs(self, run: Running, records: npt.NDArray[np.void]) -> list[Event]:
         """The fake is always certain: its own token has logprob 0, the runners-up are minus their rank."""
         found: list[Event] = []
         for index in np.flatnonzero(records["flags"] & Flag.TOP).tolist():
-            record, count = records[index], int(self._rows.top[rows[index]])
+            record, count = records[index], int(self._rows.top[run.rows[index]])
             ids = tuple((int(record["token"]) + k) % self._facts.vocab_size for k in range(count))
             ranks = tuple(float(-k) for k in range(count))
             found.append(
                 TopLogprobs(int(record["slot"]), int(record["generation"]), int(record["position"]), ids, ranks)
             )
         return found
-
-
-class _Rows:
-    """The running sequences as columns, one row each."""
-
-    def __init__(self, count: int, max_blocks: int) -> None:
-        self.live = np.zeros(count, np.bool_)
-        self.slot = np.zeros(count, np.uint32)
-        self.generation = np.zeros(count, np.uint32)
-        self.length = np.zeros(count, np.int64)  # prompt + output tokens
-        self.rest = np.zeros(count, np.int64)  # prompt tokens not yet in pages
-        self.made = np.zeros(count, np.int64)
-        self.max_tokens = np.zeros(count, np.int64)
-        self.min_tokens = np.zeros(count, np.int64)
-        self.ignore_eos = np.zeros(count, np.bool_)
-        self.top = np.full(count, -1, np.int64)
-        self.seed: U64 = np.zeros(count, np.uint64)
-        self.digest: U64 = np.zeros(count, np.uint64)
-        self.blocks = np.zeros((count, max_blocks), np.int64)
-        self.prompt: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)] * count
-        self._held: list[list[int]] = [[] for _ in range(count)]
-
-    def open(self, row: int, request: Submit, blocks: list[int]) -> None:
-        ids = np.frombuffer(request.ids, "<i4")
-        self.live[row] = True
-        self.slot[row], self.generation[row] = request.slot, request.generation
-        self.length[row] = self.rest[row] = len(ids)
-        self.made[row] = 0
-        self.max_tokens[row], self.min_tokens[row] = request.max_tokens, request.min_tokens
-        self.ignore_eos[row] = request.ignore_eos
-        self.top[row] = request.sampling.logprobs
-        # Greedy answers must not depend on the seed.
-        self.seed[row] = request.sampling.seed if request.sampling.temperature > 0 else 0
-        self.blocks[row, : len(blocks)] = blocks
-        self.prompt[row] = ids
-        self._held[row] = blocks
-
-    def close(self, row: int) -> list[int]:
-        self.live[row] = False
-        self.prompt[row] = np.empty(0, np.int32)
-        blocks, self._held[row] = self._held[row], []
-        return blocks
-
-    def find(self, slot: int, generation: int) -> int | None:
-        rows = np.flatnonzero(self.live & (self.slot == slot) & (self.generation == generation))
-        return int(rows[0]) if len(rows) else None
 
 
 def _read_config(folder: Path) -> tuple[int, tuple[int, ...], int]:
