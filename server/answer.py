@@ -82,13 +82,14 @@ async def answer(
 ) -> web.StreamResponse:
     """Run the generations to their end. Raises ApiError while nothing has been sent; later it is an event."""
     if not manner.stream:
-        async with _Timed(manner.timeout_s):
-            with _held(generations):
+        # The deadline is inside: an answer that it ends is an error, not a client that left.
+        with _held(generations):
+            async with _Timed(manner.timeout_s):
                 return await _whole(generations, form)
     with EventStream(request) as events:
         try:
-            async with _Timed(manner.timeout_s):
-                with _held(generations):
+            with _held(generations):
+                async with _Timed(manner.timeout_s):
                     await _stream(events, generations, form, manner)
         except ApiError as error:
             if not events.opened:

@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from server.errors import outside_handlers
+from server.errors import InternalError, outside_handlers
 
 # Agents pause for minutes between turns; a closed connection costs them a retry.
 KEEP_ALIVE_S: Final = 900.0
@@ -42,7 +42,11 @@ class Connection(RequestHandler):
         super().connection_lost(exc)
 
     def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+        self,
+        request: web.BaseRequest,
+        status: int = InternalError.status,
+        exc: BaseException | None = None,
+        message: str | None = None,
     ) -> web.StreamResponse:
         """What is no HTTP is refused like everything else. Raises ConnectionError behind a response that began."""
         if request.writer.output_size > 0:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ipc.layout import TOKEN_DTYPE
 from ipc.messages import Finish, TopLogprobs
-from server.errors import ApiError
+from server.errors import ApiError, EngineRequestError
 
 Records = npt.NDArray[np.void]  # [n] TOKEN_DTYPE, of one request, in order
 Ids = npt.NDArray[np.int32]  # [n] the tokens of those records, contiguous
@@ -74,6 +74,9 @@ class TokenStream:
     def _end(self, finish: Finish) -> None:
         self.finish = finish
         self._on_cancel = None
+        if finish is Finish.ERROR and self._error is None:
+            # The event with the reason was lost or unreadable: an answer that stops must not look like a whole one.
+            self.expect_error(EngineRequestError("the engine failed on this request and gave no reason"))
 
     def _wake(self) -> None:
         self._sink = None

@@ -14,13 +14,18 @@ from ipc.layout import TOKEN_DTYPE
 from ipc.link import EngineLink, ServerLink
 from ipc.link_memory import LinkShape
 from ipc.messages import Command, Facts, Finish, Flag, Sampling
+from server.admission import Admission, Limits
 from server.collect import Collector
 from server.metrics import Metrics
-from server.rank import Rank, RankState
+from server.rank import REQUESTS_AHEAD, Rank, RankState
+from server.route import Router
 from server.stream import TokenStream
-from server.submit import Submitter
+from server.submit import Submitter, Work
 
-SHAPE: Final = LinkShape(submit_bytes=1 << 16, event_bytes=1 << 16, token_records=4096)
+SHAPE: Final = LinkShape(submit_bytes=1 << 16, event_bytes=1 << 16, token_records=16384)
+STEP_TOKENS: Final = 2**20  # so that prompts never wait for one another's tokens, only for slots
+SLOTS: Final = 4 + REQUESTS_AHEAD
+WIDE: Final = Limits(requests=1000, tokens=2**40, shared=False)
 NO_RECORDS: Final = np.empty(0, TOKEN_DTYPE)
 FACTS: Final = Facts(
     engine="test", model_type="test", dtype="float32", device="cpu", vocab_size=260, eos_ids=(257,),
@@ -38,10 +43,9 @@ class RankPair:
     metrics: Metrics = field(default_factory=Metrics)
     failures: list[str] = field(default_factory=list)
 
-    def submit(self, *ids: int, max_tokens: int = 8) -> TokenStream:
+    async def submit(self, *ids: int, max_tokens: int = 8) -> TokenStream:
         """A request through the real admission."""
-        prompt = np.array(ids or (1, 2, 3), np.int32)
-        return Submitter([self.rank]).submit("r", prompt, max_tokens, Sampling(seed=1))
+        return await submitter_of([self.rank]).submit(work_of(*ids or (1, 2, 3), max_tokens=max_tokens))
 
     def commands(self) -> list[Command]:
         """What the engine was told since the last call."""
@@ -56,12 +60,25 @@ class RankPair:
         return Collector(self.rank, self.server, self.metrics, self.failures.append)
 
 
+def work_of(*ids: int, max_tokens: int = 8, caller: str = "anonymous", session: bytes = b"") -> Work:
+    """A greedy request for that prompt."""
+    return Work("r", caller, session, np.array(ids, np.int32), max_tokens, Sampling(seed=1, temperature=0))
+
+
+def submitter_of(ranks: Sequence[Rank], limits: Limits = WIDE) -> Submitter:
+    """The way into these ranks, wired as the server does it."""
+    admission = Admission(ranks, limits)
+    for rank in ranks:
+        rank.on_room = admission.advance
+    return Submitter(ranks, Router(ranks, admission.waiting, affinity=True), admission)
+
+
 @contextmanager
-def rank_pair(slots: int = 4, index: int = 0, shape: LinkShape = SHAPE) -> Iterator[RankPair]:
-    """A pair with empty rings."""
+def rank_pair(seqs: int = 4, index: int = 0, shape: LinkShape = SHAPE) -> Iterator[RankPair]:
+    """A pair with empty rings, whose rank runs `seqs` sequences and so has SLOTS slots for the default."""
     server = ServerLink.create(shape)
     engine = EngineLink.attach(server.fds, shape)
-    rank = Rank(index, slots)
+    rank = Rank(index, seqs, STEP_TOKENS)
     rank.state, rank.facts, rank.link = RankState.READY, FACTS, server
     try:
         yield RankPair(rank, server, engine)
