@@ -172,10 +172,11 @@ async def _pump_ids(events: EventStream, index: int, generation: Generation, for
     while True:
         ids, finish_reason = await generation.next_ids()
         if finish_reason is not None:
+            # In the order of the ids: a character may begin in one and end in the next.
+            before = opening + writer.push(ids[:-1])
             # A stop by the engine is its end-of-sequence id, which is no text.
             text = writer.text(int(ids[-1])) if finish_reason != "stop" else ""
-            ending = form.last(index, text + writer.flush(), finish_reason)
-            await events.write(opening + writer.push(ids[:-1]) + ending)
+            await events.write(before + form.last(index, text + writer.flush(), finish_reason))
             return
         if not len(ids):
             return

@@ -14,7 +14,13 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import PayloadEncodingError
 
-from server.errors import BodyTooLargeError, InvalidRequestError, SlowBodyError, UnsupportedFieldError
+from server.errors import (
+    BodyTooLargeError,
+    InvalidRequestError,
+    SlowBodyError,
+    UnreadableBodyError,
+    UnsupportedFieldError,
+)
 from server.fields import LABELS, UNSERVED
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -38,7 +44,7 @@ async def read(request: web.Request, kind: type[T]) -> T:
         body = await _bounded(request)
     except (web.RequestPayloadError, PayloadEncodingError) as error:
         request.content.feed_eof()  # aiohttp would look for the rest of a body that has none
-        raise InvalidRequestError(f"the body cannot be read: {error}") from error
+        raise UnreadableBodyError(f"the body cannot be read: {error}") from error
     return parse(body, kind)
 
 

@@ -3,6 +3,7 @@
     ApiError
     +- InvalidRequestError        400  the body, a field or a value
     |  +- BadHttpError            400  the bytes are no HTTP
+    |  +- UnreadableBodyError     400  the body's bytes are not what its headers say
     |  +- UnsupportedFieldError   400  a field this server does not serve
     |  +- ContextLengthError      400  the prompt leaves no room in the context
     +- UnauthorizedError          401  no API key, or a wrong one
@@ -45,6 +46,8 @@ class ApiError(Exception):
     kind: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
     default_retry_after_s: ClassVar[int | None] = None
+    # Whether the connection ends with the answer: where the next request would begin is not known.
+    closes: ClassVar[bool] = False
 
     def __init__(self, message: str, param: str | None = None, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -60,7 +63,10 @@ class ApiError(Exception):
     def response(self) -> web.Response:
         """The whole HTTP answer."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
-        return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=headers)
+        response = web.Response(status=self.status, body=self.body(), content_type="application/json", headers=headers)
+        if self.closes:
+            response.force_close()
+        return response
 
 
 class InvalidRequestError(ApiError):
@@ -74,6 +80,14 @@ class BadHttpError(InvalidRequestError):
     """The bytes are no HTTP request."""
 
     code = "bad_http"
+    closes = True
+
+
+class UnreadableBodyError(InvalidRequestError):
+    """The body's compression or chunks are broken."""
+
+    code = "unreadable_body"
+    closes = True
 
 
 class SlowBodyError(InvalidRequestError):
@@ -81,6 +95,7 @@ class SlowBodyError(InvalidRequestError):
 
     status = HTTPStatus.REQUEST_TIMEOUT
     code = "slow_body"
+    closes = True
 
 
 class UnsupportedFieldError(InvalidRequestError):

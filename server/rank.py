@@ -111,9 +111,11 @@ class Rank:
 
     def measured(self, stats: Stats, now: float) -> None:
         """Take statistics in, and from two of them the prefill rate of the time between."""
+        was_idle = self.stats is not None and not self.stats.running and not self.stats.waiting
         self.stats = stats
         before, self._measured = self._measured, (now, stats.prefill_tokens)
-        if before is None or now <= before[0] or stats.prefill_tokens <= before[1]:
+        # A time that began in idleness says how rarely somebody asks, not how fast the rank is.
+        if was_idle or before is None or now <= before[0] or stats.prefill_tokens <= before[1]:
             return
         rate = (stats.prefill_tokens - before[1]) / (now - before[0])
         self.prefill_rate += (rate - self.prefill_rate) * (RATE_WEIGHT if self.prefill_rate else 1.0)

@@ -129,5 +129,5 @@ class Asked:
 
 
 SERVICES: Final = web.AppKey("services", Services)
-CALL: Final = "deepinfer_call"
-"""Key of the request's Call, set at the border."""
+CALL: Final = web.RequestKey("call", Call)
+"""Of the request; set at the border."""

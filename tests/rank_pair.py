@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,8 @@ from server.route import Router
 from server.stream import TokenStream
 from server.submit import Submitter, Work
 
+DEADLINE_S: Final = 30.0  # far above what anything takes: a test that gets there has found a hang
+POLL_S: Final = 0.001
 SHAPE: Final = LinkShape(submit_bytes=1 << 16, event_bytes=1 << 16, token_records=16384)
 STEP_TOKENS: Final = 2**20  # so that prompts never wait for one another's tokens, only for slots
 SLOTS: Final = 4 + REQUESTS_AHEAD
@@ -88,6 +91,14 @@ def rank_pair(seqs: int = 4, index: int = 0, shape: LinkShape = SHAPE) -> Iterat
         server.close()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until the condition holds."""
+    async with asyncio.timeout(DEADLINE_S):
+        # What is waited for is the server's own, which sets no event of the test's.
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+
+
 def record(
     slot: int,
     generation: int,
@@ -102,6 +113,7 @@ def record(
     found["slot"], found["generation"], found["finish"], found["position"] = slot, generation, finish, position
     found["flags"] = flags | (0 if token is None else Flag.TOKEN)
     found["token"] = token or 0
+    found["time_ns"] = 1  # 0 would mean that none has come yet
     return found
 
 

@@ -1,24 +1,34 @@
-"""Clients that leave: streaming or not, queued, prefilling or decoding, nothing they held stays held."""
+"""Clients that leave, streaming or not, in every phase of a request: nothing they held stays held."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import psutil
 import pytest
 
+from server.rank import REQUESTS_AHEAD
 from tests.byte_tokenizer import write_model
 from tests.serving import RunningServer, eventually
 
-CLIENTS = 100
 # Steps of 2 ms and 5,000 prompt tokens a second: long prompts prefill for a second, long answers decode for many.
 SLOW = {"DEEPINFER_FAKE_STEP_MS": "2", "DEEPINFER_FAKE_PREFILL_TOKENS_PER_S": "5000"}
-RUNNING = 8
+RANKS, RUNNING = 2, 8
+GIVEN = RANKS * (RUNNING + REQUESTS_AHEAD)  # requests that the ranks are given before the next ones wait in the line
 ENDLESS = {"max_tokens": 8000, "ignore_eos": True}
+LONG = 7000  # prompt tokens
+
+# Clients that leave in each phase.
+FEW, MANY = 17, 167
+# Of the test for memory: connections at once, aborts before the first look at the memory and between the looks.
+AT_ONCE, WARM_UP, COUNTED = 50, 2000, 20_000
+BYTES_PER_ABORT = 1024
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[RunningServer]:
-    flags = ["--dp", "2", "--max-num-seqs", str(RUNNING), "--max-num-batched-tokens", "256"]
+    # Requests are alike, so affinity would take them for one conversation and leave a rank some places emptier.
+    flags = ["--dp", str(RANKS), "--max-num-seqs", str(RUNNING), "--max-num-batched-tokens", "256"]
+    flags += ["--routing", "least-loaded"]
     with RunningServer(model, *flags, environ=SLOW) as running:
         yield running
 
@@ -41,19 +53,36 @@ class Client:
         self._reader = reader
 
     @classmethod
-    async def send(cls, server: RunningServer, *, stream: bool, prompt_tokens: int = 3) -> Client:
+    async def send(
+        cls, server: RunningServer, *, stream: bool, prompt_tokens: int = 3, max_tokens: int = 8000, part: float = 1.0
+    ) -> Client:
+        """Send the first `part` of a request."""
         url = urlsplit(server.address)
         reader, writer = await asyncio.open_connection(url.hostname, url.port)
-        body = json.dumps({"prompt": [1] * prompt_tokens, "stream": stream, **ENDLESS}).encode()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        fields = {"prompt": [1] * prompt_tokens, "stream": stream, "max_tokens": max_tokens, "ignore_eos": True}
+        body = json.dumps(fields).encode()
+        data = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(data[: int(len(data) * part)])
         await writer.drain()
         return cls(writer, reader)
 
-    async def first_token(self) -> None:
-        await self._reader.readuntil(b"data: {")
+    async def read_until(self, mark: bytes) -> None:
+        await self._reader.readuntil(mark)
 
     def leave(self) -> None:
         self._writer.transport.abort()
+
+
+async def crowd(server: RunningServer, count: int, **request: Any) -> list[Client]:
+    """That many clients, every second one of a stream."""
+    return list(
+        await asyncio.gather(*(Client.send(server, stream=number % 2 == 0, **request) for number in range(count)))
+    )
+
+
+def leave(clients: list[Client]) -> None:
+    for client in clients:
+        client.leave()
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -61,12 +90,76 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     await asyncio.to_thread(eventually, condition, what)
 
 
-async def check_all_gone(server: RunningServer, aborted_before: float, left: int = CLIENTS) -> None:
-    """Every gauge is back at zero, each client was counted once, and the server answers."""
+# ---- the phases: each has `count` clients leave in it ----
+
+
+async def parsing(server: RunningServer, count: int) -> None:
+    """With some part of the request sent."""
+    for number in range(count):
+        leave([await Client.send(server, stream=True, part=(number + 1) / (count + 1))])
+
+
+async def in_the_line(server: RunningServer, count: int) -> None:
+    """Before a rank was told of them."""
+    running = await crowd(server, GIVEN)
+    await until(lambda: server.metric("slots_used") == GIVEN, "the ranks are full")
+    waiting = await crowd(server, count)
+    await until(lambda: server.metric("line_requests") == count, "the others wait in the line")
+    leave(waiting)
+    leave(running)
+
+
+async def in_the_engine(server: RunningServer, count: int) -> None:
+    """Given to a rank, the first half running and the other waiting there."""
+    for at in range(0, count, GIVEN):
+        clients = await crowd(server, min(GIVEN, count - at))
+        await until(lambda clients=clients: server.metric("slots_used") == len(clients), "all are placed")  # type: ignore[misc]
+        leave(clients)
+        await until(lambda: server.metric("slots_used") == 0, "all are gone")
+
+
+async def prefilling(server: RunningServer, count: int) -> None:
+    """A prompt above what a rank takes ahead goes alone, so one a rank."""
+    for at in range(0, count, RANKS):
+        clients = await crowd(server, min(RANKS, count - at), prompt_tokens=LONG)
+        await until(lambda clients=clients: server.metric("slots_used") == len(clients), "all are placed")  # type: ignore[misc]
+        leave(clients)
+        await until(lambda: server.metric("slots_used") == 0, "all are gone")
+
+
+async def decoding(server: RunningServer, count: int) -> None:
+    """After the first token; those that wait for a whole answer in the same batch."""
+    for at in range(0, count, RANKS * RUNNING):
+        clients = await crowd(server, min(RANKS * RUNNING, count - at))
+        await asyncio.gather(*(client.read_until(b"data: {") for client in clients[::2]))
+        leave(clients)
+        await until(lambda: server.metric("slots_used") == 0, "all are gone")
+
+
+async def finishing(server: RunningServer, count: int) -> None:
+    """With the last token on its way, or the head of the whole answer."""
+    for at in range(0, count, RANKS * RUNNING):
+        clients = await crowd(server, min(RANKS * RUNNING, count - at), max_tokens=3)
+        marks = [b'"text":', b"HTTP/1.1 200 OK"]
+        await asyncio.gather(*(client.read_until(marks[place % 2]) for place, client in enumerate(clients)))
+        leave(clients)
+
+
+PHASES = [parsing, in_the_line, in_the_engine, prefilling, decoding, finishing]
+
+
+async def check_all_gone(server: RunningServer) -> None:
+    """Every gauge is back at zero, each request was counted once, and the server answers."""
     await asyncio.to_thread(server.wait_idle)
-    await until(lambda: server.metric("aborted_total") == aborted_before + left, "every client was counted")
+    await until(lambda: server.metric("line_requests") == server.metric("pending_prompt_tokens") == 0, "nobody waits")
+
+    def all_counted() -> bool:
+        ended = server.metric("aborted_total") + server.metric("finished_total")
+        return server.metric("requests_total") == ended
+
+    await until(all_counted, "each request was counted once")
     assert server.metric("errors_total") == 0
-    assert server.metric("requests_total") == server.metric("aborted_total") + server.metric("finished_total")
+    assert "Traceback" not in server.log()
     async with (
         aiohttp.ClientSession(server.address) as client,
         client.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 2}) as answer,
@@ -75,45 +168,38 @@ async def check_all_gone(server: RunningServer, aborted_before: float, left: int
         assert (await answer.json())["usage"]["completion_tokens"] >= 1
 
 
-async def test_clients_that_leave_while_decoding(server: RunningServer) -> None:
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.soak)])
+async def test_clients_that_leave_in_a_phase_leave_nothing(
+    server: RunningServer, phase: Callable[[RunningServer, int], Awaitable[None]], count: int
+) -> None:
     before = server.metric("aborted_total")
-    for _ in range(CLIENTS // 10):
-        clients = await asyncio.gather(*(Client.send(server, stream=True) for _ in range(10)))
-        await asyncio.gather(*(client.first_token() for client in clients))
-        for client in clients:
-            client.leave()
-    await check_all_gone(server, before)
+    await phase(server, count)
+    await check_all_gone(server)
+    aborted = server.metric("aborted_total") - before
+    if phase in (in_the_engine, prefilling, decoding):
+        assert aborted == count
+    elif phase is in_the_line:
+        assert aborted <= GIVEN + count  # one gets a turn when another leaves, and is counted if it was accepted
 
 
-async def test_clients_that_leave_while_queued_and_running(server: RunningServer) -> None:
-    before = server.metric("aborted_total")
-    clients = await asyncio.gather(*(Client.send(server, stream=number % 2 == 0) for number in range(CLIENTS)))
-    await until(lambda: server.metric("slots_used") == CLIENTS, "all are placed")
-    await until(lambda: server.metric("num_requests_running") == 2 * RUNNING, "the ranks are full")
-    await until(lambda: server.metric("num_requests_waiting") == CLIENTS - 2 * RUNNING, "the rest waits in the ranks")
-    for client in clients:
-        client.leave()
-    await check_all_gone(server, before)
+@pytest.mark.soak
+async def test_an_abort_leaves_no_memory_behind(model: Path) -> None:
+    with RunningServer(model, "--max-num-seqs", str(AT_ONCE), "--max-num-batched-tokens", "1024") as server:
+        process = psutil.Process(server.pid)
 
+        async def abort(count: int) -> int:
+            """Have so many leave; returns the memory after it, in bytes."""
+            for _ in range(0, count, AT_ONCE):
+                clients = await crowd(server, AT_ONCE)
+                await asyncio.gather(*(client.read_until(b"data: {") for client in clients[::2]))
+                leave(clients)
+            await check_all_gone(server)
+            return process.memory_info().rss
 
-async def test_clients_that_leave_while_prefilling(server: RunningServer) -> None:
-    before = server.metric("aborted_total")
-    sent = (Client.send(server, stream=number % 2 == 0, prompt_tokens=7000) for number in range(CLIENTS))
-    clients = await asyncio.gather(*sent)
-    await until(lambda: server.metric("slots_used") == CLIENTS, "all are placed")
-    await until(lambda: server.metric("num_requests_running") > 0, "some prefill")
-    for client in clients:
-        client.leave()
-    await check_all_gone(server, before)
-
-
-async def test_clients_of_whole_answers_that_leave(server: RunningServer) -> None:
-    before = server.metric("aborted_total")
-    clients = await asyncio.gather(*(Client.send(server, stream=False) for _ in range(2 * RUNNING)))
-    await until(lambda: server.metric("num_requests_running") == 2 * RUNNING, "all run")
-    for client in clients:
-        client.leave()
-    await check_all_gone(server, before, left=2 * RUNNING)
+        before = await abort(WARM_UP)
+        after = await abort(COUNTED)
+        assert after - before < COUNTED * BYTES_PER_ABORT
 
 
 async def test_a_client_that_leaves_with_many_prompts_frees_them_all(server: RunningServer) -> None:
@@ -128,7 +214,8 @@ async def test_a_client_that_leaves_with_many_prompts_frees_them_all(server: Run
             if not request.cancelled():
                 request.result().close()
         await asyncio.to_thread(server.wait_idle)
-    await check_all_gone(server, before, left=8)
+    await check_all_gone(server)
+    assert server.metric("aborted_total") == before + 8
 
 
 async def test_clients_that_leave_never_reach_the_next_request(server: RunningServer) -> None:
@@ -145,7 +232,7 @@ async def test_clients_that_leave_never_reach_the_next_request(server: RunningSe
         alone = await text()
         for _ in range(10):
             leaving = await Client.send(server, stream=True)
-            await leaving.first_token()
+            await leaving.read_until(b"data: {")
             answers = [asyncio.create_task(text()) for _ in range(2)]
             leaving.leave()
             assert [await answer for answer in answers] == [alone, alone]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from ipc.link_memory import LinkShape
+from server.rank import REQUESTS_AHEAD
 from tests.byte_tokenizer import write_model
 from tests.serving import DEADLINE_S, RunningServer, alive, eventually
 from tests.test_end_to_end_lifecycle import ENDLESS, SLOW, TEXT, client_of, open_stream, rest_of
@@ -35,7 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[RunningServer]:
-    with RunningServer(model, "--dp", "2", "--step-timeout", "3", environ=SLOW) as running:
+    flags = ["--dp", "2", "--step-timeout", "3", "--routing", "least-loaded"]  # so that requests alternate
+    with RunningServer(model, *flags, environ=SLOW) as running:
         yield running
 
 
@@ -113,6 +115,30 @@ async def test_a_whole_answer_on_a_lost_rank_is_a_500(server: RunningServer) -> 
             error = (await lost.json())["error"]
     assert (error["code"], error["type"]) == ("rank_lost", "server_error")
     await asyncio.to_thread(server.wait_healthy)
+
+
+async def test_who_waits_before_a_rank_that_dies_is_served_by_another(model: Path) -> None:
+    flags = ["--dp", "2", "--max-num-seqs", "1", "--max-num-batched-tokens", "64", "--routing", "least-loaded"]
+    with RunningServer(model, *flags, environ=SLOW) as server:
+        async with client_of(server) as client, client_of(server) as other:
+            places = 2 * (1 + REQUESTS_AHEAD)
+            running = [asyncio.create_task(client.post(TEXT, json=ENDLESS)) for _ in range(places)]
+            await asyncio.to_thread(eventually, lambda: server.metric("slots_used") == places, "the ranks are full")
+            short = {"prompt": [1], "max_tokens": 2, "ignore_eos": True}
+            waiting = [asyncio.create_task(other.post(TEXT, json=short)) for _ in range(6)]
+            await asyncio.to_thread(eventually, lambda: server.metric("line_requests", dp_rank="0") == 3, "some wait")
+            os.kill(server.rank_pid(0), signal.SIGKILL)
+            await asyncio.to_thread(eventually, lambda: server.metric("line_requests", dp_rank="1") == 6, "all moved")
+            for task in running:
+                task.cancel()
+            for task in waiting:
+                async with await task as answer:
+                    assert answer.status == 200
+                    assert (await answer.json())["usage"]["completion_tokens"] == 2
+            await asyncio.gather(*running, return_exceptions=True)
+            for task in running:
+                if not task.cancelled() and task.exception() is None:
+                    task.result().close()
 
 
 def test_helpers_that_an_engine_forked_end_with_it(model: Path, forking: dict[str, str]) -> None:

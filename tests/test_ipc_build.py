@@ -1,4 +1,4 @@
-"""The native module's build: its switches, its warnings, and the ring tests under the sanitizers."""
+"""The native modules' build: their switches, its warnings, and the ring tests under the sanitizers."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ def test_extensions_name_files_that_exist() -> None:
 
 
 @needs_compiler
-def test_the_module_compiles_without_a_warning() -> None:
+@pytest.mark.parametrize("source", ["csrc/ring_module.cpp", "csrc/events_module.cpp"])
+def test_a_module_compiles_without_a_warning(source: str) -> None:
     include = sysconfig.get_paths()["include"]
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fsyntax-only", f"-I{include}"]
-    result = subprocess.run(
-        [COMPILER, *flags, "csrc/ring_module.cpp"], cwd=ROOT, check=False, capture_output=True, text=True
-    )
+    result = subprocess.run([COMPILER, *flags, source], cwd=ROOT, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 

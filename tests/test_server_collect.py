@@ -83,6 +83,52 @@ async def test_an_engine_s_refusal_is_raised_with_its_words(
     collector.stop()
 
 
+async def test_an_error_whose_reason_was_lost_is_still_an_error(pair: RankPair) -> None:
+    stream = await pair.submit()
+    slot, generation = place_of(pair)
+    collector = pair.collector()
+    pair.engine._event.push(b"\xc1 no event")
+    pair.answer(record(slot, generation, 5), record(slot, generation, finish=Finish.ERROR))
+    collector.start()
+    assert (await stream.next_batch())["token"].tolist() == [5]
+    with pytest.raises(EngineRequestError, match="gave no reason"):
+        await stream.next_batch()
+    collector.stop()
+
+
+async def test_the_first_token_or_the_end_frees_what_the_prompt_held(pair: RankPair) -> None:
+    room: list[int] = []
+    for _ in range(2):
+        await pair.submit(1, 2, 3)
+    pair.rank.on_room = room.append
+    submits = [command for command in pair.commands() if isinstance(command, Submit)]
+    first, second = ((one.slot, one.generation) for one in submits)
+    collector = pair.collector()
+    assert pair.rank.pending_tokens == 6
+    for answer, left in ((record(*first, 7), 3), (record(*first, 8), 3), (record(*second, finish=Finish.CANCELLED), 0)):
+        pair.answer(answer)
+        collector.drain_rest()
+        assert pair.rank.pending_tokens == left
+    assert room == [0, 0]
+
+
+async def test_time_between_tokens_is_the_engine_s_and_of_one_request(pair: RankPair) -> None:
+    await pair.submit()
+    first = place_of(pair)
+    await pair.submit()
+    second = place_of(pair)
+    collector = pair.collector()
+    for places, seconds in (((first, second), 1.0), ((first,), 3.0), ((second, first), 4.5)):
+        records = [record(*place, 1) for place in places]
+        for one in records:
+            one["time_ns"] = int(seconds * 1e9)
+        pair.answer(*records)
+        collector.drain_rest()
+    name = "deepinfer:inter_token_latency_seconds"
+    assert pair.metrics.registry.get_sample_value(f"{name}_count") == 3
+    assert pair.metrics.registry.get_sample_value(f"{name}_sum") == pytest.approx(2.0 + 1.5 + 3.5)
+
+
 async def test_late_records_and_events_are_counted_and_reach_nobody(pair: RankPair) -> None:
     await pair.submit()
     old = place_of(pair)
@@ -151,7 +197,7 @@ async def test_a_corrupt_ring_or_record_is_a_failure_of_the_rank(pair: RankPair)
     tail = pair.server._memory.token[TOKEN_TAIL : TOKEN_TAIL + 8]
     tail[:] = np.uint64(2**63).tobytes()
     tail.release()
-    collector._on_bell()
+    collector._drain()
     assert len(pair.failures) == 2
     assert pair.failures[1].startswith("its link is broken: ")
     collector.drain_rest()
@@ -171,7 +217,7 @@ async def test_a_cancel_that_finds_the_ring_full_is_sent_when_there_is_room(pair
     stream.cancel()
     assert Cancel(slot, generation) not in pair.commands()
     pair.engine.publish(NO_RECORDS, [Stats(0, 0, 0, 0, 0, 0, 0, 0)])
-    collector._on_bell()
+    collector._drain()
     assert pair.commands() == [Cancel(slot, generation)]
     collector.stop()
 

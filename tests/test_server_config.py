@@ -20,11 +20,13 @@ INTEGERS = [
     ("--max-num-batched-tokens", 1, 2**31 - 1),
     ("--num-kv-blocks", 0, 2**31 - 1),
     ("--max-waiting", 0, 2**20),
+    ("--max-waiting-tokens", 0, 2**40),
     ("--max-body-mb", 1, 4096),
     ("--log-interval-steps", 0, 2**31 - 1),
 ]
 FLOATS = [
     ("--gpu-memory-utilization", 0.01, 1.0),
+    ("--request-timeout", 0.0, 86400.0),
     ("--step-timeout", 1.0, 86400.0),
     ("--shutdown-timeout", 0.0, 86400.0),
 ]
@@ -100,12 +102,10 @@ def test_flags_without_effect_are_taken_with_a_warning(flag: str) -> None:
     assert warnings[0].startswith(f"{flag} has no effect: ")
 
 
-def test_affinity_warns_only_when_asked_for() -> None:
-    assert parse([], {})[1] == []
-    assert parse(["--routing", "least-loaded"], {})[1] == []
-    for argv in (["--routing", "affinity"], ["--routing=affinity"]):
-        (warning,) = parse(argv, {})[1]
-        assert warning.startswith("--routing affinity has no effect")
+def test_routing_is_taken_without_a_warning() -> None:
+    for routing in ("affinity", "least-loaded"):
+        config, warnings = parse(["--routing", routing], {})
+        assert (config.routing, warnings) == (routing, [])
 
 
 @pytest.mark.parametrize(("value", "device"), [("", "auto"), ("cpu", "cpu"), ("nvidia", "cuda")])
@@ -139,8 +139,18 @@ def test_a_model_that_is_no_folder_is_refused_by_name(tmp_path: Path) -> None:
 def test_the_model_s_name_is_the_given_one_or_the_folder_s(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     folder.mkdir()
-    assert Config(model=f"{folder}/").model_name == "tiny"
-    assert Config(model=str(folder), served_model_name="other").model_name == "other"
+    assert Config().named(f"{folder}/").served_model_name == "tiny"
+    assert Config(served_model_name="other").named(str(folder)).served_model_name == "other"
+    assert Config().named(str(folder)).model == str(folder)
+
+
+def test_repeated_flags_are_lists_and_bad_pairs_are_refused_by_name() -> None:
+    config = config_of("--api-key", "a", "--api-key=b", "--cors-origin", "https://x.test")
+    assert (config.api_key, config.cors_origin) == (("a", "b"), ("https://x.test",))
+    with pytest.raises(ConfigError, match=r"--ssl-keyfile k\.pem needs --ssl-certfile"):
+        config_of("--ssl-keyfile", "k.pem")
+    with pytest.raises(ConfigError, match="--api-key '' is empty"):
+        config_of("--api-key", "")
 
 
 def test_help_names_every_flag_and_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,22 +7,24 @@ import itertools
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ipc.messages import Finish, TopLogprobs
-from server.account import Account
+from server.account import Call
 from server.answer import Form, Usage
 from server.chat import ChatForm
 from server.completions import TextForm
-from server.generate import Generation, Piece
-from server.metrics import Metrics
+from server.config import Config
+from server.generate import Piece
+from server.keys import Keys
 from server.sse import DONE, event
-from server.stream import Token, TokenStream
-from server.tokenizer.detok import Detokenizer
 from server.tokenizer.load import TextTokenizer, load
-from tests.byte_tokenizer import EOS, VOCAB_SIZE, write_model
+from tests import generations
+from tests.byte_tokenizer import VOCAB_SIZE, write_model
+from tests.local_server import NAME, services_of
 
 USAGE = Usage(3, 4, 0)
 # Batches of one answer's ids; bytes from 0x80 on make characters that are complete late, or never.
@@ -34,32 +36,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return load(write_model(tmp_path_factory.mktemp("forms") / "bytes"))
 
 
-def token(id_: int, position: int) -> Token:
-    top = TopLogprobs(0, 1, position, (id_, (id_ + 1) % VOCAB_SIZE), (-0.5, -1.5))
-    return Token(id_, -0.5, id_ == EOS, position, top)
-
-
-async def generate(tokenizer: TextTokenizer, batches: list[list[int]], finish: Finish) -> list[list[Piece]]:
-    """The pieces of an answer whose tokens came in these batches."""
-    stream = TokenStream()
-    account = Account(Metrics(), "r", "test", 0.0, 3)
-    found: list[list[Piece]] = []
-    positions = itertools.count()
-    with Generation(stream, Detokenizer(tokenizer.pieces), account) as generation:
-        reader = generation.batches()
-        for number, batch in enumerate(batches, 1):
-            for id_ in batch:
-                stream.feed(token(id_, next(positions)))
-            if number == len(batches):
-                stream.end(finish)
-            found.append(await anext(reader))
-        with pytest.raises(StopAsyncIteration):
-            await anext(reader)
-    return found
-
-
 def pieces_of(tokenizer: TextTokenizer, batches: list[list[int]], finish: Finish = Finish.LENGTH) -> list[list[Piece]]:
-    return asyncio.run(generate(tokenizer, batches, finish))
+    """The pieces of an answer whose tokens came in these batches."""
+    return asyncio.run(generations.pieces_of(tokenizer.pieces, batches, finish))
 
 
 def events_of(data: bytes) -> list[Any]:
@@ -72,7 +51,7 @@ def events_of(data: bytes) -> list[Any]:
 
 def streamed(form: Form, batches: list[list[Piece]], index: int = 0) -> list[dict[str, Any]]:
     opening = form.opening(index)
-    return events_of(opening + b"".join(form.events(index, batch) for batch in batches))
+    return events_of(opening + b"".join(form.events(index, batch, None) for batch in batches))
 
 
 def only_choice(chunk: dict[str, Any]) -> dict[str, Any]:
@@ -82,10 +61,9 @@ def only_choice(chunk: dict[str, Any]) -> dict[str, Any]:
 
 
 def forms(tokenizer: TextTokenizer, *, logprobs: bool = False) -> tuple[ChatForm, TextForm]:
-    return (
-        ChatForm("id1", "tiny", tokenizer, logprobs=logprobs),
-        TextForm("id1", "tiny", tokenizer, logprobs=logprobs),
-    )
+    services = services_of(tokenizer, [], Keys(), Config(served_model_name=NAME))
+    call = Call("id1", "test", "anonymous")
+    return ChatForm(services, call, logprobs=logprobs), TextForm(services, call, logprobs=logprobs)
 
 
 @given(batches=BATCHES, finish=st.sampled_from([Finish.STOP, Finish.LENGTH]), logprobs=st.booleans())
@@ -145,7 +123,7 @@ def test_logprobs_line_up_with_tokens_and_offsets_with_the_text(
 
 def test_a_text_that_two_ids_share_keeps_the_better_logprob(tokenizer: TextTokenizer) -> None:
     top = TopLogprobs(0, 1, 0, (0x80, 0x81), (-0.1, -0.2))  # both read U+FFFD
-    piece = Piece(Token(0x80, -0.1, False, 0, top), "\ufffd", "length")
+    piece = Piece(0x80, "\ufffd", -0.1, top, "length")
     whole = msgspec.json.decode(forms(tokenizer, logprobs=True)[1].whole([[piece]], USAGE))
     assert only_choice(whole)["logprobs"]["top_logprobs"] == [{"\ufffd": -0.1}]
 
@@ -167,6 +145,30 @@ def test_usage_and_head_are_the_same_in_every_chunk(tokenizer: TextTokenizer) ->
         for chunk in (*streamed(form, made), usage):
             assert (chunk["id"], chunk["object"], chunk["model"]) == (id_, part, "tiny")
             assert chunk["created"] == whole["created"]
+
+
+def test_each_chunk_can_carry_the_counts_up_to_it(tokenizer: TextTokenizer) -> None:
+    made = pieces_of(tokenizer, [[104], [105, 106]])
+    for form in forms(tokenizer):
+        first = events_of(form.events(0, made[0], Usage(3, 0, 0)))
+        rest = events_of(form.events(0, made[1], Usage(3, 1, 0)))
+        assert [chunk["usage"]["completion_tokens"] for chunk in first + rest] == [1, 2, 3]
+        assert {chunk["usage"]["prompt_tokens"] for chunk in first + rest} == {3}
+
+
+@given(batches=BATCHES, index=st.integers(0, 300))
+def test_a_writer_s_events_are_those_of_the_pieces(
+    tokenizer: TextTokenizer, batches: list[list[int]], index: int
+) -> None:
+    made = pieces_of(tokenizer, batches)
+    for form in forms(tokenizer):
+        *ids, last = [id_ for batch in batches for id_ in batch]
+        writer = form.writer(index)
+        assert writer is not None
+        fast = writer.push(np.array(ids, np.int32)) + form.last(index, writer.text(last) + writer.flush(), "length")
+        assert fast == b"".join(form.events(index, batch, None) for batch in made)
+    for form in forms(tokenizer, logprobs=True):
+        assert form.writer(index) is None
 
 
 def test_several_choices_keep_their_indexes(tokenizer: TextTokenizer) -> None:

@@ -35,16 +35,18 @@ def test_there_is_one_series_a_counter() -> None:
 
 def test_gauges_are_read_when_scraped() -> None:
     metrics = Metrics()
-    ranks = [Rank(0, 4), Rank(1, 4)]
-    metrics.watch(ranks)
+    ranks = [Rank(0, 4, 1024), Rank(1, 4, 1024)]
+    metrics.watch(ranks, lambda index: (12 * index, 13 * index))
     ranks[1].slots.take(TokenStream())
     ranks[1].state = RankState.READY
     ranks[1].restarts = 2
+    ranks[1].pending_tokens, ranks[1].prefill_rate = 14, 15.5
     ranks[1].stats = Stats(3, 4, 5, 6, 7, 8, 9, 10, 11)
     found = scrape(metrics)
     shown = {
         "rank_ready": 1, "slots_used": 1, "num_requests_running": 3, "num_requests_waiting": 4, "kv_blocks_used": 5,
         "kv_blocks": 6, "engine_steps": 7, "preemptions": 8, "engine_stalls": 11, "rank_restarts": 2,
+        "line_requests": 12, "line_tokens": 13, "pending_prompt_tokens": 14, "prefill_rate": 15.5,
     }  # fmt: skip
     for name, value in shown.items():
         assert found[f"deepinfer:{name}", "1"] == value, name
@@ -55,7 +57,7 @@ def test_gauges_are_read_when_scraped() -> None:
 
 def test_ring_depths_show_what_waits() -> None:
     with rank_pair() as pair:
-        pair.metrics.watch([pair.rank])
+        pair.metrics.watch([pair.rank], lambda index: (0, 0))
         pair.server.send(Cancel(0, 0))
         pair.engine.publish(NO_RECORDS, [Stats(0, 0, 0, 0, 0, 0, 0, 0)])
         pair.answer(record(0, 0), record(0, 0))
