@@ -76,7 +76,14 @@ async def border(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except Exception:  # the request's border
         log.exception("request %s failed", request_id)
+        _break_off(request)
         return _refused(request, InternalError("the server failed on this request; its log has the reason"))
+
+
+def _break_off(request: web.Request) -> None:
+    """A second answer inside the first would be read as part of it: cut an opened stream instead."""
+    if request.writer.output_size and request.transport is not None:
+        request.transport.abort()
 
 
 def _caller(request: web.Request) -> str:
