@@ -45,7 +45,14 @@ def extensions(environ: Mapping[str, str]) -> list[Extension]:
             language="c++",
             extra_compile_args=compile_flags,
             extra_link_args=link_flags,
-        )
+        ),
+        Extension(
+            "server._events",
+            sources=["csrc/events_module.cpp"],
+            language="c++",
+            extra_compile_args=compile_flags,
+            extra_link_args=link_flags,
+        ),
     ]
 
 
