@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -213,6 +214,12 @@ def test_setup_names_every_package() -> None:
     config.read(ROOT / "setup.cfg")
     found = {_module(path) for path in SOURCES if path.name == "__init__.py"} | {"server.tokenizer"}
     assert set(config["options"]["packages"].split()) == found
+
+
+def test_setup_builds_every_native_module() -> None:
+    setup = runpy.run_path(str(ROOT / "setup.py"))
+    built = {source for extension in setup["extensions"]({}) for source in extension.sources}
+    assert {f"csrc/{path.name}" for path in (ROOT / "csrc").glob("*_module.cpp")} <= built
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ class Scheduler:
     """
 
     def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        assert max_num_seqs > 0
+        assert max_num_batched_tokens > 0
         self._blocks = blocks
         # A step has room for each running sequence's decode, or the youngest would wait without a bound.
         self._max_running = min(max_num_seqs, max_num_batched_tokens)
