@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import secrets
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from server.chat import chat
 from server.completions import completions
 from server.config import Config
 from server.cors import Cors
-from server.errors import ApiError, InternalError, from_http
+from server.errors import ApiError, ExpectationError, InternalError, from_http
 from server.keys import ANONYMOUS
 from server.services import CALL, SERVICES, Services
 from server.sse import ReaderStalledError
@@ -38,17 +39,18 @@ def build(config: Config, services: Services) -> web.Application:
     app[SERVICES] = services
     app.on_response_prepare.append(_name_response)
     app.on_response_prepare.append(cors.allow)
+    get, post = partial(web.get, expect_handler=expect), partial(web.post, expect_handler=expect)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", chat),
-            web.post("/v1/completions", completions),
-            web.get("/v1/models", admin.models),
-            web.get("/v1/models/{model:.+}", admin.model),
-            web.get("/health", admin.health),
-            web.get("/live", admin.live),
-            web.get("/deepinfer/metrics", admin.metrics),
-            web.post("/tokenize", admin.tokenize),
-            web.post("/detokenize", admin.detokenize),
+            post("/v1/chat/completions", chat),
+            post("/v1/completions", completions),
+            get("/v1/models", admin.models),
+            get("/v1/models/{model:.+}", admin.model),
+            get("/health", admin.health),
+            get("/live", admin.live),
+            get("/deepinfer/metrics", admin.metrics),
+            post("/tokenize", admin.tokenize),
+            post("/detokenize", admin.detokenize),
         ]
     )
     return app
@@ -78,6 +80,16 @@ async def border(request: web.Request, handler: Handler) -> web.StreamResponse:
         log.exception("request %s failed", request_id)
         _break_off(request)
         return _refused(request, InternalError("the server failed on this request; its log has the reason"))
+
+
+async def expect(request: web.Request) -> web.Response | None:
+    """Answer an `Expect` header: go on, or a refusal in our shape (aiohttp asks this before any middleware)."""
+    asked = request.headers.get("Expect", "")
+    if asked.lower() != "100-continue":
+        return ExpectationError(f"Expect: {asked[:40]!r} is not served, only 100-continue").response()
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer itself has not begun
+    return None
 
 
 def _break_off(request: web.Request) -> None:

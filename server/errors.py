@@ -12,6 +12,7 @@
     +- WrongMethodError           405
     +- SlowBodyError              408
     +- BodyTooLargeError          413
+    +- ExpectationError           417
     +- InternalError              500  a defect of ours, logged with its traceback
     |  +- EngineRequestError      500  the engine failed on this one request
     |  +- RankLostError           500  the rank that ran the request died or hung
@@ -156,6 +157,13 @@ class BodyTooLargeError(InvalidRequestError):
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     code = "body_too_large"
+
+
+class ExpectationError(InvalidRequestError):
+    """An `Expect` header that asks for something else than to go on with the body."""
+
+    status = HTTPStatus.EXPECTATION_FAILED
+    code = "expectation_failed"
 
 
 class InternalError(ApiError):

@@ -159,6 +159,8 @@ async def raw_answer(server: RunningServer, request: bytes) -> bytes:
     ("request_bytes", "status"),
     [
         (b"GET /live HTTP/1.1\r\nHost: x\r\nExpect: the-moon\r\n\r\n", b" 417 "),
+        (b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n", b" 200 "),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n{}", b" 100 "),
         (b"no http at all\r\n\r\n", b" 400 "),
         (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: nine\r\n\r\n", b" 400 "),
     ],
