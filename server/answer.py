@@ -8,73 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
 
-import msgspec
 from aiohttp import web
 
+from server.envelope import Usage
 from server.errors import ApiError, RequestTimeoutError
 from server.events import EventWriter
+from server.form import Form
 from server.generate import Generation, Piece
+from server.services import Manner
 from server.sse import DONE, EventStream
-
-
-class Usage(NamedTuple):
-    """Token counts of a whole request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-    def one_more(self) -> Usage:
-        """After one more token."""
-        return self._replace(completion_tokens=self.completion_tokens + 1)
-
-    def as_json(self) -> dict[str, object]:
-        """OpenAI's usage object."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
-
-
-class Form(Protocol):
-    """How an endpoint writes its answer."""
-
-    def opening(self, index: int) -> bytes:
-        """Events before a choice's first token."""
-        ...
-
-    def writer(self, index: int) -> EventWriter | None:
-        """Writes a choice's events from bare ids; None when more than their text is wanted."""
-        ...
-
-    def last(self, index: int, text: str, finish_reason: str) -> bytes:
-        """A choice's last event, after those of its writer."""
-        ...
-
-    def events(self, index: int, pieces: Sequence[Piece], usage: Usage | None) -> bytes:
-        """Events of a batch of pieces; with `usage` each carries the counts up to it, `usage` being those before."""
-        ...
-
-    def usage_event(self, usage: Usage) -> bytes:
-        """The event that carries the usage, after all choices."""
-        ...
-
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> bytes:
-        """The JSON document of an answer that is not streamed."""
-        ...
-
-
-class Manner(msgspec.Struct, frozen=True):
-    """How the client wants its answer."""
-
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    timeout_s: float | None
 
 
 async def answer(

@@ -10,12 +10,13 @@ from aiohttp import web
 
 from server.account import Call
 from server.affinity import session_key
-from server.answer import Usage, answer
+from server.answer import answer
 from server.body import read
-from server.envelope import Envelope
+from server.envelope import Envelope, Usage
 from server.errors import InvalidRequestError
 from server.events import EventWriter
 from server.fields import ChatRequest, Message
+from server.form import Form
 from server.generate import Piece
 from server.logprobs import chat_logprobs
 from server.services import CALL, SERVICES, Asked, Services
@@ -47,47 +48,33 @@ def _logprobs(body: ChatRequest) -> int:
     return body.top_logprobs if body.logprobs else -1
 
 
-class ChatForm:
+class ChatForm(Form):
     """`chat.completion` and `chat.completion.chunk` objects of one request."""
 
     def __init__(self, services: Services, call: Call, *, logprobs: bool) -> None:
-        self._tokenizer = services.tokenizer
-        self._writers = services.writers
-        self._logprobs = logprobs
-        self._envelope = Envelope(
-            f"chatcmpl-{call.request_id}", "chat.completion", "chat.completion.chunk", services.config.served_model_name
-        )
+        model = services.config.served_model_name
+        envelope = Envelope(f"chatcmpl-{call.request_id}", "chat.completion", "chat.completion.chunk", model)
+        super().__init__(services, envelope, logprobs=logprobs)
 
     def opening(self, index: int) -> bytes:
         """The chunk with the role."""
         return self._envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
 
-    def writer(self, index: int) -> EventWriter | None:
-        """A chunk for each token that shows."""
-        if self._logprobs:
-            return None
-        return self._writers.writer(*self._envelope.around(index, b'"delta":{"content":', b"}"), skip_empty=True)
-
     def last(self, index: int, text: str, finish_reason: str) -> bytes:
         """The chunk with the finish reason."""
         return self._envelope.chunk(index, _delta(text), finish_reason=finish_reason)
 
-    def events(self, index: int, pieces: Sequence[Piece], usage: Usage | None) -> bytes:
-        """One chunk a token that shows; the last one always, for its finish reason."""
-        found = []
-        for piece in pieces:
-            usage = usage and usage.one_more()
-            if piece.text or piece.finish_reason or self._logprobs:
-                found.append(self._piece(index, piece, usage))
-        return b"".join(found)
+    def _text_writer(self, index: int) -> EventWriter:
+        return self._writers.writer(*self._envelope.around(index, b'"delta":{"content":', b"}"), skip_empty=True)
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """The `choices: []` chunk."""
-        return self._envelope.usage_event(usage)
+    def _shows(self, piece: Piece) -> bool:
+        return bool(piece.text or piece.finish_reason or self._logprobs)
 
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> bytes:
-        """The `chat.completion` object."""
-        return self._envelope.document([self._choice(*numbered) for numbered in enumerate(choices)], usage)
+    def _chunk(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+        logprobs = msgspec.json.encode(chat_logprobs(self._tokenizer, [piece])) if self._logprobs else b"null"
+        return self._envelope.chunk(
+            index, _delta(piece.text), logprobs=logprobs, finish_reason=piece.finish_reason, usage=usage
+        )
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         return {
@@ -96,12 +83,6 @@ class ChatForm:
             "logprobs": chat_logprobs(self._tokenizer, pieces) if self._logprobs else None,
             "finish_reason": pieces[-1].finish_reason,
         }
-
-    def _piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
-        logprobs = msgspec.json.encode(chat_logprobs(self._tokenizer, [piece])) if self._logprobs else b"null"
-        return self._envelope.chunk(
-            index, _delta(piece.text), logprobs=logprobs, finish_reason=piece.finish_reason, usage=usage
-        )
 
 
 def _delta(text: str) -> bytes:

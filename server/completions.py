@@ -14,12 +14,13 @@ from aiohttp import web
 
 from server.account import Call
 from server.affinity import PREFIX_CHARS, session_key
-from server.answer import Usage, answer
+from server.answer import answer
 from server.body import read
-from server.envelope import Envelope
+from server.envelope import Envelope, Usage
 from server.errors import InvalidRequestError
 from server.events import EventWriter
 from server.fields import CompletionRequest
+from server.form import Form
 from server.generate import Piece
 from server.logprobs import text_logprobs
 from server.services import CALL, SERVICES, Asked, Ids, Services
@@ -75,16 +76,13 @@ async def _encoded(services: Services, prompt: str | Ids) -> Ids:
     return prompt
 
 
-class TextForm:
+class TextForm(Form):
     """`text_completion` objects of one request."""
 
     def __init__(self, services: Services, call: Call, *, logprobs: bool) -> None:
-        self._tokenizer = services.tokenizer
-        self._writers = services.writers
-        self._logprobs = logprobs
-        self._envelope = Envelope(
-            f"cmpl-{call.request_id}", "text_completion", "text_completion", services.config.served_model_name
-        )
+        model = services.config.served_model_name
+        envelope = Envelope(f"cmpl-{call.request_id}", "text_completion", "text_completion", model)
+        super().__init__(services, envelope, logprobs=logprobs)
         self._sent: dict[int, int] = {}  # characters of each choice so far, for text_offset
 
     def opening(self, index: int) -> bytes:
@@ -92,31 +90,24 @@ class TextForm:
         self._sent[index] = 0
         return b""
 
-    def writer(self, index: int) -> EventWriter | None:
-        """A chunk for each token, with text or without."""
-        if self._logprobs:
-            return None
-        return self._writers.writer(*self._envelope.around(index, b'"text":', b""), skip_empty=False)
-
     def last(self, index: int, text: str, finish_reason: str) -> bytes:
         """The chunk with the finish reason."""
         return self._envelope.chunk(index, _text(text), finish_reason=finish_reason)
 
-    def events(self, index: int, pieces: Sequence[Piece], usage: Usage | None) -> bytes:
-        """One chunk a token."""
-        found = []
-        for piece in pieces:
-            usage = usage and usage.one_more()
-            found.append(self._piece(index, piece, usage))
-        return b"".join(found)
+    def _text_writer(self, index: int) -> EventWriter:
+        return self._writers.writer(*self._envelope.around(index, b'"text":', b""), skip_empty=False)
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """The `choices: []` chunk."""
-        return self._envelope.usage_event(usage)
+    def _shows(self, piece: Piece) -> bool:
+        return True  # clients time every token
 
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> bytes:
-        """The `text_completion` object."""
-        return self._envelope.document([self._choice(*numbered) for numbered in enumerate(choices)], usage)
+    def _chunk(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+        logprobs = b"null"
+        if self._logprobs:
+            logprobs = msgspec.json.encode(text_logprobs(self._tokenizer, [piece], self._sent[index]))
+            self._sent[index] += len(piece.text)
+        return self._envelope.chunk(
+            index, _text(piece.text), logprobs=logprobs, finish_reason=piece.finish_reason, usage=usage
+        )
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         return {
@@ -125,15 +116,6 @@ class TextForm:
             "logprobs": text_logprobs(self._tokenizer, pieces, 0) if self._logprobs else None,
             "finish_reason": pieces[-1].finish_reason,
         }
-
-    def _piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
-        logprobs = b"null"
-        if self._logprobs:
-            logprobs = msgspec.json.encode(text_logprobs(self._tokenizer, [piece], self._sent[index]))
-            self._sent[index] += len(piece.text)
-        return self._envelope.chunk(
-            index, _text(piece.text), logprobs=logprobs, finish_reason=piece.finish_reason, usage=usage
-        )
 
 
 def _text(text: str) -> bytes:

@@ -1,15 +1,35 @@
-"""The JSON around every answer: id, object, created, model; made once per request, shared by chat and text."""
+"""The JSON around every answer: id, object, created, model, and the usage; made once per request."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from server.answer import Usage
 from server.sse import event
+
+
+class Usage(NamedTuple):
+    """Token counts of a whole request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def one_more(self) -> Usage:
+        """After one more token."""
+        return self._replace(completion_tokens=self.completion_tokens + 1)
+
+    def as_json(self) -> dict[str, object]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
 
 
 class Envelope:

@@ -14,7 +14,6 @@ from aiohttp import web
 
 from ipc.messages import Sampling
 from server.account import Account, Call
-from server.answer import Manner
 from server.config import Config
 from server.errors import InvalidRequestError, UnknownModelError
 from server.events import EventWriters
@@ -107,6 +106,16 @@ class Services:
             continuous_usage=options is not None and options.continuous_usage_stats,
             timeout_s=self.config.request_timeout or None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How the client wants its answer."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    timeout_s: float | None
 
 
 class Answer(NamedTuple):

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from ipc.messages import Finish, TopLogprobs
 from server.account import Call
-from server.answer import Form, Usage
 from server.chat import ChatForm
 from server.completions import TextForm
 from server.config import Config
+from server.envelope import Usage
+from server.form import Form
 from server.generate import Piece
 from server.keys import Keys
 from server.sse import DONE, event
