@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import PayloadEncodingError
 
 from server.errors import BodyTooLargeError, InvalidRequestError, SlowBodyError, UnsupportedFieldError
 from server.fields import LABELS, UNSERVED
+from server.services import SERVICES
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -39,7 +40,8 @@ async def read(request: web.Request, kind: type[T]) -> T:
     except (web.RequestPayloadError, PayloadEncodingError) as error:
         request.content.feed_eof()  # aiohttp would look for the rest of a body that has none
         raise InvalidRequestError(f"the body cannot be read: {error}") from error
-    return parse(body, kind)
+    async with request.app[SERVICES].turns.turn(len(body)):
+        return parse(body, kind)
 
 
 async def _bounded(request: web.Request) -> bytes:
