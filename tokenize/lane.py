@@ -68,16 +68,18 @@ class Lane:
         border = self._border(prompt, start)
         if border is not None:
             parts.append(self._encode(prompt, start, border))
-            known = np.concatenate(parts)
-            self.prefixes.add(Prefix(prompt.text[:border], inside(prompt.plain, border), known))
-            parts, start = [known], border
+            start = border
+        known = sum(map(len, parts))
         parts.append(self._encode(prompt, start, end))
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if border is not None:
+            plain = inside(prompt.plain, border)
+            self.prefixes.add(prompt.text[:border], plain, ids[:known], begun.prefix)
         return self._frame.around(ids) if add_special_tokens else ids
 
     def _encode(self, prompt: Prompt, start: int, end: int) -> Ids:
         if prompt.plain and self._controls.typed(prompt, start):
-            return self._controls.encode(prompt, start, end)
+            return self._controls.encode(prompt, start, end, self.backend.encode)
         return self.backend.encode(prompt.text[start:end])
 
     def _border(self, prompt: Prompt, start: int) -> int | None:

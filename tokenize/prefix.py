@@ -20,6 +20,8 @@ CACHE_BYTES: Final = 256 * 2**20
 MAX_ENTRIES: Final = 1024
 # Shorter texts are encoded faster than they are looked for.
 MIN_CHARACTERS: Final = 2048
+# Of entries of one conversation each is so much longer than the one before it.
+GROWTH: Final = 1.5
 # The end of an entry is compared first: it tells apart conversations that share a long beginning.
 TAIL_CHARACTERS: Final = 64
 
@@ -33,6 +35,7 @@ class Prefix:
     text: str
     plain: Ranges
     ids: Ids
+    kept: int = 0  # the size of the longest kept entry that this one goes on from
     tail: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +78,7 @@ class PrefixCache:
             return None
         with self._lock:
             number, best = -1, None
-            for key, entry in self._entries.items():
+            for key, entry in reversed(self._entries.items()):
                 if (best is None or len(entry.text) > len(best.text)) and entry.begins(text, plain):
                     number, best = key, entry
             if best is None:
@@ -85,14 +88,27 @@ class PrefixCache:
             self._entries.move_to_end(number)
             return best
 
-    def add(self, entry: Prefix) -> None:
-        """Keep an entry; the same text twice costs its memory twice until the older one goes."""
+    def add(self, text: str, plain: Ranges, ids: Ids, parent: Prefix | None) -> None:
+        """Keep an entry, in place of the one it goes on from unless that is a good deal shorter.
+
+        So a conversation of many turns keeps a few entries of growing size, where others may branch off.
+        """
+        kept = 0 if parent is None else parent.kept
+        grown = parent is not None and len(text) >= GROWTH * kept
+        entry = Prefix(text, plain, ids, len(parent.text) if parent is not None and grown else kept)
         with self._lock:
+            if parent is not None and not grown:
+                self._drop(parent)
             self._entries[self._next] = entry
             self._next += 1
             self._counts.bytes += entry.bytes
             while self._counts.bytes > self._limit or len(self._entries) > MAX_ENTRIES:
                 self._counts.bytes -= self._entries.popitem(last=False)[1].bytes
+
+    def _drop(self, entry: Prefix) -> None:
+        # The one that was found last stands last, unless another thread has moved on meanwhile; then it just ages.
+        if self._entries and next(reversed(self._entries.values())) is entry:
+            self._counts.bytes -= self._entries.popitem()[1].bytes
 
     def counts(self) -> CacheCounts:
         """Of the whole cache."""
