@@ -66,10 +66,14 @@ class Services:
 
     async def encode(self, prompt: str | Prompt, param: str, *, add_special_tokens: bool) -> Ids:
         """Ids of a prompt, off the loop when it is long. Raises InvalidRequestError naming the field."""
+        size = len(prompt if isinstance(prompt, str) else prompt.text)
+        await self.turns.breathe(size)
         try:
-            return await self.encoder.encode_async(prompt, add_special_tokens)
+            ids = await self.encoder.encode_async(prompt, add_special_tokens)
         except EncodeError as error:
             raise InvalidRequestError(f"{param}: {error}", param) from error
+        await self.turns.breathe(size)
+        return ids
 
     def generations(self, asked: Asked, prompts: Sequence[Ids], request: SamplingFields) -> list[Generation]:
         """One for each answer of each prompt, `n` in a row, not yet started; lowers max_tokens to what is left.

@@ -39,10 +39,10 @@ def test_conversations_of_other_seeds_share_no_message() -> None:
 
 
 def test_only_what_is_late_in_a_burst_counts() -> None:
-    # (time of waking, seconds late): before, across the start, inside, across the end, after.
-    notes = np.array([(0.9, 0.5), (1.2, 0.25), (1.5, 0.001), (2.1, 0.15), (2.5, 0.4)])
+    # (time of waking, seconds late, busy): before, across the start, inside, across the end, after.
+    notes = np.array([(0.9, 0.5, 0.5), (1.2, 0.25, 0.1), (1.5, 0.001, 0), (2.1, 0.15, 0.1), (2.5, 0.4, 0.4)])
     row = _late(notes, [(1.0, 2.0)])
-    assert (row["lag_max_ms"], row["lag_p50_ms"], row["burst_s"]) == (250.0, 150.0, 1.0)
+    assert (row["lag_max_ms"], row["lag_p50_ms"], row["busy_max_ms"], row["burst_s"]) == (250.0, 150.0, 100.0, 1.0)
 
 
 def test_the_bench_ends_in_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:

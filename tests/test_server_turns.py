@@ -30,6 +30,16 @@ async def test_the_loop_goes_round_between_long_pieces() -> None:
     assert "long long" not in " ".join(seen)
 
 
+async def test_between_two_steps_of_long_work_the_loop_goes_round() -> None:
+    turns = Turns()
+    seen: list[int] = []
+    for size in (LONG - 1, LONG):
+        asyncio.get_running_loop().call_soon(seen.append, size)
+        await turns.breathe(size)
+        seen.append(0)
+    assert seen == [0, LONG - 1, LONG, 0]
+
+
 async def test_short_work_does_not_wait_for_long_work() -> None:
     turns = Turns()
     async with turns.turn(LONG), asyncio.timeout(10), turns.turn(LONG - 1):

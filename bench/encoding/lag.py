@@ -5,7 +5,8 @@ the same prompts come back one turn longer. Only what the watcher noted during a
 load with `tokenizers` called on the loop, as a server without threads does.
 
 Ceiling: the watcher wakes every millisecond, so a quiet loop shows some hundredths of one. Client, engine, encoder and
-loop share the machine's cores: with too few of them, part of the lateness is the kernel's.
+loop share the machine's cores: with too few of them, part of the lateness is the kernel's. `busy` is the processor time
+that the loop itself took between two wakings: how late it would be with a core of its own.
 """
 
 from __future__ import annotations
@@ -66,11 +67,13 @@ def _late(found: npt.NDArray[np.float64], windows: Sequence[Window]) -> Row:
     for start, end in windows:
         # A nap that ended after the burst began in it.
         inside |= (found[:, 0] >= start) & (found[:, 0] - found[:, 1] <= end)
-    late = 1e3 * found[inside, 1]
+    late, busy = 1e3 * found[inside, 1], 1e3 * found[inside, 2]
     return {
         "lag_p50_ms": float(np.quantile(late, 0.5)),
         "lag_p99_ms": float(np.quantile(late, 0.99)),
         "lag_max_ms": float(late.max()),
+        "busy_p99_ms": float(np.quantile(busy, 0.99)),
+        "busy_max_ms": float(busy.max()),
         "burst_s": sum(end - start for start, end in windows) / len(windows),
     }
 

@@ -24,13 +24,16 @@ INTERVAL_S: Final = 0.001
 EVERYTHING: Final = 2**40
 
 
-async def watch(found: list[tuple[float, float]]) -> None:
-    """Sleep and note (time of waking, seconds late) for ever."""
+Note = tuple[float, float, float]
+
+
+async def watch(found: list[Note]) -> None:
+    """Sleep and note (time of waking, seconds late, seconds of processor the loop took meanwhile) for ever."""
     while True:
-        due = time.monotonic() + INTERVAL_S
+        due, used = time.monotonic() + INTERVAL_S, time.thread_time()
         await asyncio.sleep(INTERVAL_S)
         now = time.monotonic()
-        found.append((now, max(0.0, now - due)))
+        found.append((now, max(0.0, now - due), time.thread_time() - used))
 
 
 async def main(file: Path, *, on_loop: bool, flags: list[str]) -> int:
@@ -38,7 +41,7 @@ async def main(file: Path, *, on_loop: bool, flags: list[str]) -> int:
     if on_loop:  # the contrast: no text is too long for the loop
         HfBackend.inline_characters = EVERYTHING  # type: ignore[misc]
     config, _ = parse(flags)
-    found: list[tuple[float, float]] = []
+    found: list[Note] = []
     watcher = asyncio.create_task(watch(found))
     try:
         return await server_run._serve(config.named(config.model))
