@@ -1,8 +1,9 @@
 """How long it takes from a request's text to its ids, and from an answer's ids to text, against the usual ways.
 
-encode: an agent's conversation of so many tokens, cold and one turn (about 2,000 tokens) later: the encode step, and
-        the whole path from the body's bytes to the message in the rank's ring; ratios are against transformers'
-        `tokenizer.encode` of the same text. Every result is compared with it; one wrong id ends the bench.
+encode: an agent's conversation of so many tokens: with words never seen, with known words but new messages (cold), and
+        one turn of about 2,000 tokens later. The encode step, and the whole path from the body's bytes to the message
+        in the rank's ring; ratios are against transformers' `tokenizer.encode` of the same text. Every result is
+        compared with it; one wrong id ends the bench.
 lag:    how late the event loop runs while eight such prompts arrive at once beside 64 running streams.
 detok:  microseconds a token for 256 streams, against two decodes of a window.
 

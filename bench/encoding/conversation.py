@@ -38,11 +38,11 @@ def source() -> str:
 
 
 class Conversation:
-    """One that grows by `turn`."""
+    """One that grows by `turn`. Another `agent` reads the same code from elsewhere on, so no message is the same."""
 
-    def __init__(self, seed: int) -> None:
-        self._at = seed * 1_000_003 % len(source())
-        self.messages: list[Message] = [{"role": "system", "content": _system(seed)}]
+    def __init__(self, seed: int, agent: int = 0) -> None:
+        self._at = (seed * 1_000_003 + agent * SAID) % len(source())
+        self.messages: list[Message] = [{"role": "system", "content": _system(seed, agent)}]
 
     def turn(self) -> None:
         """Add about 2,000 tokens: the agent says something, a tool answers."""
@@ -70,7 +70,7 @@ class Conversation:
         return text
 
 
-def _system(seed: int) -> str:
+def _system(seed: int, agent: int) -> str:
     tools = [
         {
             "name": f"tool_{number}",
@@ -79,7 +79,7 @@ def _system(seed: int) -> str:
         }
         for number in range(TOOLS)
     ]
-    return f"You are coding agent {seed}. You can use these tools:\n{json.dumps(tools, indent=2)}"
+    return f"You are coding agent {agent} of {seed}. You can use these tools:\n{json.dumps(tools, indent=2)}"
 
 
 def write_model(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """The encode step, and the whole path from a body's bytes to the message in a rank's ring, in turns in one process.
 
-cold: a conversation that was never seen, by an encoder that has served others. following: the same, one turn longer.
+new words: a conversation about code that was never seen, by an encoder that has served others. cold: another one about
+the same code, so its words are known and none of its messages. following: the same as cold, one turn longer.
 `tokenizer.encode` is transformers' own, on the rendered text alone; both columns of ratios are against it.
 """
 
@@ -26,7 +27,7 @@ from server.tokenizer.encode import Encoder
 from server.tokenizer.load import TextTokenizer, load
 
 BACKENDS: Final = ("hf", "segment", "fastokens")
-TURNS: Final = ("cold", "following")
+TURNS: Final = ("new words", "cold", "following")
 CHARACTERS_PER_TOKEN: Final = 4.04  # DeepSeek's tokenizer on this source code
 WARM_UP_CHARACTERS: Final = 200_000
 
@@ -90,9 +91,12 @@ def _size_rows(reference: Any, ways: Sequence[Way], size: int, rounds: int) -> I
     plain: dict[str, list[float]] = {turn: [] for turn in TURNS}
     tokens = dict.fromkeys(TURNS, 0)
     for number in range(rounds):
-        conversation = Conversation(seed=size + number)
-        conversation.grow(int(size * CHARACTERS_PER_TOKEN))
-        for turn in TURNS:
+        first, second = (Conversation(seed=size + number, agent=agent) for agent in (0, 1))
+        for turn, conversation in zip(TURNS, (first, second, second), strict=True):
+            if turn == "following":
+                conversation.turn()
+            else:
+                conversation.grow(int(size * CHARACTERS_PER_TOKEN))
             text = reference.apply_chat_template(conversation.messages, tokenize=False, add_generation_prompt=True)
             started = time.perf_counter()
             expected = reference.encode(text, add_special_tokens=False)
@@ -100,7 +104,6 @@ def _size_rows(reference: Any, ways: Sequence[Way], size: int, rounds: int) -> I
             tokens[turn] = len(expected)
             for way in ways:
                 way.measure(turn, text, conversation.body(), np.array(expected, np.int32))
-            conversation.turn()
     for turn in TURNS:
         yield from _turn_rows(turn, tokens[turn], statistics.median(plain[turn]), ways)
 
