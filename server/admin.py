@@ -87,8 +87,8 @@ async def tokenize(request: web.Request) -> web.Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("prompt: give either prompt or messages", "prompt")
     if body.messages is not None:
-        text = services.renderer.render(body.messages, add_generation_prompt=body.add_generation_prompt)
-        ids = await services.encode(text, "messages", add_special_tokens=False)
+        prompt = await services.render(body.messages, add_generation_prompt=body.add_generation_prompt)
+        ids = await services.encode(prompt, "messages", add_special_tokens=False)
     else:
         ids = await services.encode(body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens)
     found: dict[str, Any] = {"count": len(ids), "tokens": ids.tolist()}

@@ -22,6 +22,7 @@ from server.errors import (
     UnsupportedFieldError,
 )
 from server.fields import LABELS, UNSERVED
+from server.services import SERVICES
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -45,7 +46,8 @@ async def read(request: web.Request, kind: type[T]) -> T:
     except (web.RequestPayloadError, PayloadEncodingError) as error:
         request.content.feed_eof()  # aiohttp would look for the rest of a body that has none
         raise UnreadableBodyError(f"the body cannot be read: {error}") from error
-    return parse(body, kind)
+    async with request.app[SERVICES].turns.turn(len(body)):
+        return parse(body, kind)
 
 
 async def _bounded(request: web.Request) -> bytes:

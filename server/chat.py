@@ -30,7 +30,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
     services.check_model(body.model)
     manner, logprobs = services.manner(body), _logprobs(body)
     with services.metrics.encode.time():
-        prompt = services.renderer.render(body.messages)
+        prompt = await services.render(body.messages)
         ids = await services.encode(prompt, "messages", add_special_tokens=False)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     session = session_key(request.headers, _first_words(body.messages))

@@ -21,6 +21,8 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 THINKING_MODES: Final = ("chat", "thinking")
 ROUTINGS: Final = ("affinity", "least-loaded")
 RANK_FAILURES: Final = ("restart", "exit")
+TOKENIZER_BACKENDS: Final = ("auto", "fastokens", "segment", "hf")
+SPECIAL_TOKENS: Final = ("plain", "keep")
 # Fields given by repeating a flag.
 LISTS: Final = ("api_key", "cors_origin")
 # DEEPINFER_ACCELERATOR -> torch device; unset looks for a GPU.
@@ -34,8 +36,6 @@ INERT_FLAGS: Final = {
     "--prefill-any-interval": "prompts and decodes share a step, nobody waits for an interval",
     "--eplb-interval": "ranks are replicas, there are no experts to move between them",
     "--eplb-after-prefill": "ranks are replicas, there are no experts to move between them",
-    "--tokenizer-backend": "the plain tokenizer is the only backend yet",
-    "--tokenizer-verify-rate": "the plain tokenizer is the only backend yet",
 }
 
 
@@ -60,6 +60,10 @@ class Config:
     gpu_memory_utilization: float = 0.9
     num_kv_blocks: int = 0  # 0: sized from memory
     thinking_mode: str = "chat"
+    tokenizer_backend: str = "auto"
+    tokenizer_verify_rate: float = 0.01
+    special_tokens_in_text: str = "plain"
+    log_prompts: bool = False
     routing: str = "affinity"
     max_waiting: int = 1024  # requests in the line before a rank
     max_waiting_tokens: int = 2**24  # their prompt tokens
@@ -81,6 +85,9 @@ class Config:
         _one_of("--engine", self.engine, ENGINES)
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--thinking-mode", self.thinking_mode, THINKING_MODES)
+        _one_of("--tokenizer-backend", self.tokenizer_backend, TOKENIZER_BACKENDS)
+        _one_of("--special-tokens-in-text", self.special_tokens_in_text, SPECIAL_TOKENS)
+        _within("--tokenizer-verify-rate", self.tokenizer_verify_rate, 0, 1)
         _one_of("--routing", self.routing, ROUTINGS)
         _one_of("--on-rank-failure", self.on_rank_failure, RANK_FAILURES)
         _within("--dp", self.dp, 1, MAX_RANKS)
@@ -139,6 +146,10 @@ _HELP: Final = {
     "gpu_memory_utilization": "share of a GPU's memory to use",
     "num_kv_blocks": "128-token KV blocks per rank; 0 sizes the pool from memory",
     "thinking_mode": "what the chat template is told about thinking",
+    "tokenizer_backend": "auto takes the fastest that equals the plain tokenizer on probes; one by name must equal it",
+    "tokenizer_verify_rate": "share of prompts that are tokenized again in the background; a difference switches to hf",
+    "special_tokens_in_text": "special tokens that a user typed: plain text, or keep them as the tokenizer reads them",
+    "log_prompts": "let logs show the piece of a prompt on which tokenizers differ",
     "routing": "affinity keeps a conversation on its rank unless that is far behind; or always the least loaded",
     "max_waiting": "requests in the line before a rank; more get 503",
     "max_waiting_tokens": "prompt tokens in the line before a rank; more get 503",
@@ -178,7 +189,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     choices = {"engine": ENGINES, "dtype": DTYPES, "thinking_mode": THINKING_MODES, "routing": ROUTINGS}
-    choices["on_rank_failure"] = RANK_FAILURES
+    choices |= {"on_rank_failure": RANK_FAILURES, "tokenizer_backend": TOKENIZER_BACKENDS}
+    choices["special_tokens_in_text"] = SPECIAL_TOKENS
     for item in fields(Config):
         if item.name == "device":
             continue
@@ -187,6 +199,9 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         flag = "--" + item.name.replace("_", "-")
         if item.name in LISTS:
             parser.add_argument(flag, action="append", default=[], help=_HELP[item.name])
+            continue
+        if isinstance(item.default, bool):
+            parser.add_argument(flag, action="store_true", default=item.default, help=_HELP[item.name])
             continue
         text = _HELP[item.name] + (" (default: %(default)s)" if item.default != "" else "")
         parser.add_argument(flag, type=kind, default=default, choices=choices.get(item.name), help=text)

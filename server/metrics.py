@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from server.rank import Rank, RankState
 from server.tally import Tally
+from server.tokenizer.encode import Encoder
 
 _TTFT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ITL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
+_ENCODE_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _E2E_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
 _TOKEN_BUCKETS: Final = (1, 8, 32, 128, 512, 2048, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
 _LAG_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
@@ -48,6 +50,13 @@ class Metrics:
         self.registry.register(self.itl)
         self.e2e = self._histogram("e2e_request_latency_seconds", "Body read to last token", _E2E_BUCKETS)
         self.encode = self._histogram("encode_seconds", "Rendering and tokenizing a prompt", _TTFT_BUCKETS)
+        self._tokenizer_time = Histogram(
+            "deepinfer_tokenizer:encode_seconds", "Tokenizing a prompt", ["backend"], buckets=_ENCODE_BUCKETS,
+            registry=self.registry,
+        )  # fmt: skip
+        self._tokenizer_tokens = Counter(
+            "deepinfer_tokenizer:tokens", "Tokens of encoded prompts", ["backend"], registry=self.registry
+        )
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt lengths", _TOKEN_BUCKETS)
         self.output_length = self._histogram("request_generation_tokens", "Answer lengths", _TOKEN_BUCKETS)
         self.loop_lag = self._histogram("loop_lag_seconds", "How late the event loop runs a timer", _LAG_BUCKETS)
@@ -55,6 +64,15 @@ class Metrics:
     def watch(self, ranks: Sequence[Rank], waiting: Callable[[int], tuple[int, int]]) -> None:
         """Add the gauges of these ranks; `waiting(index)` gives requests and prompt tokens in a rank's line."""
         self.registry.register(_RankGauges(ranks, waiting))
+
+    def watch_encoder(self, encoder: Encoder, reason: str) -> None:
+        """Add what the encoder's caches and checks did; `reason` says why its backend was chosen."""
+        self.registry.register(_EncoderCounts(encoder, reason))
+
+    def encoded(self, backend: str, seconds: float, tokens: int) -> None:
+        """One prompt was encoded; called from any thread."""
+        self._tokenizer_time.labels(backend).observe(seconds)
+        self._tokenizer_tokens.labels(backend).inc(tokens)
 
     def expose(self) -> bytes:
         """Prometheus text."""
@@ -104,3 +122,42 @@ class _RankGauges:
         for rank in self._ranks:
             family.add_metric([str(rank.index)], float(read(rank)))
         return family
+
+
+class _EncoderCounts:
+    """Reads the encoder at the moment of a scrape. A backend's counts end with it when it is given up."""
+
+    def __init__(self, encoder: Encoder, reason: str) -> None:
+        self._encoder = encoder
+        self._chosen = encoder.backend
+        self._reason = reason
+
+    def collect(self) -> Iterable[Metric]:
+        backend = self._encoder.backend
+        reason = self._reason if backend is self._chosen else f"{self._chosen.name} differed from tokenizer.encode"
+        chosen = GaugeMetricFamily("deepinfer_tokenizer:backend", "1 for the one in use", labels=["backend", "reason"])
+        chosen.add_metric([backend.name, reason], 1)
+        yield chosen
+        caches = {"pieces": backend.counts(), "prefixes": self._encoder.prefix_counts()}
+        hits = CounterMetricFamily("deepinfer_tokenizer:cache_hits", "Found", labels=["backend", "cache"])
+        misses = CounterMetricFamily("deepinfer_tokenizer:cache_misses", "Not found", labels=["backend", "cache"])
+        used = GaugeMetricFamily("deepinfer_tokenizer:cache_bytes", "Memory of texts", labels=["backend", "cache"])
+        for cache, counts in caches.items():
+            hits.add_metric([backend.name, cache], counts.hits)
+            misses.add_metric([backend.name, cache], counts.misses)
+            used.add_metric([backend.name, cache], counts.bytes)
+        yield from (hits, misses, used)
+        yield from self._checks()
+
+    def _checks(self) -> Iterable[Metric]:
+        checks = self._encoder.verifier.checks
+        texts = {
+            "checks": ("Prompts encoded again to compare", checks.done),
+            "checks_skipped": ("Prompts not compared since too many waited", checks.skipped),
+            "mismatches": ("Prompts whose ids differed", checks.mismatches),
+            "switches": ("Times a backend was given up", checks.switches),
+        }
+        for name, (text, value) in texts.items():
+            family = CounterMetricFamily(f"deepinfer_tokenizer:{name}", text, labels=["backend"])
+            family.add_metric([self._chosen.name], value)
+            yield family

@@ -31,14 +31,11 @@ from server.keys import KeyFileError, Keys
 from server.metrics import Metrics
 from server.process import become_subreaper
 from server.rank import Rank
-from server.render import Renderer
 from server.route import Router
 from server.services import Services
 from server.submit import Submitter
 from server.supervise import Supervisor
-from server.tokenizer.encode import Encoder
-from server.tokenizer.errors import TokenizerLoadError
-from server.tokenizer.load import TextTokenizer, load
+from server.text import text_tools
 
 log = logging.getLogger(__name__)
 
@@ -120,11 +117,10 @@ class _Server:
         return self._status
 
     async def _open(self, listener: socket.socket) -> web.AppRunner:
-        tokenizer = await self._load_tokenizer()
-        renderer = Renderer(tokenizer, self._config.thinking_mode)
-        writers = await asyncio.to_thread(EventWriters, tokenizer)
+        text = await asyncio.to_thread(text_tools, self._config, self._metrics)
+        writers = await asyncio.to_thread(EventWriters, text.tokenizer)
         services = Services(
-            self._config, tokenizer, Encoder(tokenizer), renderer, writers, self._keys, self._ranks,
+            self._config, text.tokenizer, text.encoder, text.renderer, writers, self._keys, self._ranks,
             self._submitter, self._metrics,
         )  # fmt: skip
         runner = web.AppRunner(
@@ -139,12 +135,6 @@ class _Server:
         gc.freeze()
         await serve(runner, listener, self._tls, BACKLOG)
         return runner
-
-    async def _load_tokenizer(self) -> TextTokenizer:
-        try:
-            return await asyncio.to_thread(load, Path(self._config.model))
-        except TokenizerLoadError as error:
-            raise ConfigError(f"--model: {error}") from error
 
     async def _announce(self, listener: socket.socket) -> None:
         for rank in self._ranks:

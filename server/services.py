@@ -17,7 +17,7 @@ from server.account import Account, Call
 from server.config import Config
 from server.errors import InvalidRequestError, UnknownModelError
 from server.events import EventWriters
-from server.fields import SamplingFields
+from server.fields import Message, SamplingFields
 from server.generate import Generation
 from server.keys import Keys
 from server.metrics import Metrics
@@ -28,6 +28,8 @@ from server.submit import Submitter, Work
 from server.tokenizer.encode import Encoder
 from server.tokenizer.errors import EncodeError
 from server.tokenizer.load import TextTokenizer
+from server.tokenizer.typed import Prompt
+from server.turns import Turns
 
 Ids = npt.NDArray[np.int32]
 
@@ -48,6 +50,7 @@ class Services:
     ranks: Sequence[Rank]
     submitter: Submitter
     metrics: Metrics
+    turns: Turns = field(default_factory=Turns)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str) -> None:
@@ -55,12 +58,21 @@ class Services:
         if name not in ("", self.config.served_model_name):
             raise UnknownModelError(name, self.config.served_model_name)
 
-    async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> Ids:
-        """Ids of a text, off the loop when it is long. Raises InvalidRequestError naming the field."""
+    async def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Prompt:
+        """A conversation's prompt; long ones take turns with the rest of the loop. Raises InvalidRequestError."""
+        async with self.turns.turn(sum(len(message.text) for message in messages)):
+            return self.renderer.render(messages, add_generation_prompt=add_generation_prompt)
+
+    async def encode(self, prompt: str | Prompt, param: str, *, add_special_tokens: bool) -> Ids:
+        """Ids of a prompt, off the loop when it is long. Raises InvalidRequestError naming the field."""
+        size = len(prompt if isinstance(prompt, str) else prompt.text)
+        await self.turns.breathe(size)
         try:
-            return await self.encoder.encode_async(text, add_special_tokens)
+            ids = await self.encoder.encode_async(prompt, add_special_tokens)
         except EncodeError as error:
             raise InvalidRequestError(f"{param}: {error}", param) from error
+        await self.turns.breathe(size)
+        return ids
 
     def generations(self, asked: Asked, prompts: Sequence[Ids], request: SamplingFields) -> list[Generation]:
         """One for each answer of each prompt, `n` in a row, not yet started; lowers max_tokens to what is left.

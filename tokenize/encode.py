@@ -1,57 +1,126 @@
 """Text -> ids, exactly those of `tokenizer.encode`, off the event loop where it takes long (step 3 of a request).
 
-Promises that no text blocks the loop for more than about a millisecond. Knows nothing about chat or requests.
+Promises that no text blocks the loop for more than about a millisecond, and that nothing a wrong backend made leaves
+once verification has found it out. Knows nothing about chat or requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
+from server.tokenizer.added import AddedTokens
+from server.tokenizer.backend import Backend, CacheCounts, HfBackend, Ids, frame_of
+from server.tokenizer.conditions import why_dependent
 from server.tokenizer.errors import EncodeError
+from server.tokenizer.lane import Begun, Lane
 from server.tokenizer.load import TextTokenizer
+from server.tokenizer.typed import Controls, Prompt, prompt_of
+from server.tokenizer.verify import Verifier
 
-Ids = npt.NDArray[np.int32]
-
-# Up to here a text is encoded on the loop: 1 ms on a slow core, while handing it to a thread costs 0.1 ms and a turn of
-# the loop. Prompts of agents are hundreds of times longer.
-INLINE_CHARACTERS: Final = 1024
 # Encoding runs without the interpreter lock, but beyond a few threads it would only take cores from the engines.
 MAX_THREADS: Final = 4
 
 
 class Encoder:
-    """Encodes for one tokenizer. `close` it to end its threads."""
+    """Encodes for one tokenizer. `close` it to end its threads.
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._backend = tokenizer.backend
+    `every_control`: the renderer names all added tokens it writes (`typed.py`). `observe(backend, seconds, tokens)` is
+    told of every prompt. A share `verify_rate` of them is encoded again by `tokenizers` in the background; one
+    difference, and `tokenizers` encodes everything from then on.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        backend: Backend | None = None,
+        *,
+        every_control: bool = False,
+        verify_rate: float = 0.0,
+        log_prompts: bool = False,
+        observe: Callable[[str, float, int], None] = lambda *_: None,
+    ) -> None:
+        self._added = AddedTokens(tokenizer.backend)
+        self._frame = frame_of(tokenizer.backend)
+        self._independent = why_dependent(tokenizer.backend) is None
+        self._observe = observe
+        self.controls: Final = Controls(
+            tokenizer.backend, self._added, independent=self._independent, every=every_control
+        )
+        self._plain = HfBackend(tokenizer.backend)
+        self._lane = self._lane_of(backend or self._plain)
+        self.verifier: Final = Verifier(self._plain, self._added, self._distrust, verify_rate, log_prompts=log_prompts)
         threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) - 1))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
+    @property
+    def backend(self) -> Backend:
+        """The backend in use."""
+        return self._lane.backend
+
+    def prefix_counts(self) -> CacheCounts:
+        """Of the cache of whole prefixes."""
+        return self._lane.prefixes.counts()
+
     def encode(self, text: str, add_special_tokens: bool) -> Ids:
         """Ids of `text`, int32, shape [tokens]. Raises EncodeError for text that is not valid Unicode."""
-        try:
-            # The batch call is the one that drops the interpreter lock, and it skips offsets nobody asked for.
-            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except TypeError as error:
-            raise EncodeError(_why(text)) from error
-        return np.array(encoding.ids, dtype=np.int32)
+        return self.encode_prompt(Prompt(text), add_special_tokens)
 
-    async def encode_async(self, text: str, add_special_tokens: bool) -> Ids:
+    def encode_segments(self, segments: Sequence[tuple[str, bool]]) -> Ids:
+        """Ids of texts joined; special tokens count only in those marked True. Raises EncodeError.
+
+        The text is not cut where segments meet, but at the special tokens that count: a conversation in which nobody
+        typed one has the ids of its whole text.
+        """
+        return self.encode_prompt(prompt_of(segments), add_special_tokens=False)
+
+    def encode_prompt(self, prompt: Prompt, add_special_tokens: bool) -> Ids:
+        """Ids of a prompt. Raises EncodeError."""
+        started = time.perf_counter()
+        lane = self._lane
+        return self._finish(lane, lane.begin(prompt), add_special_tokens, started)
+
+    async def encode_async(self, prompt: str | Prompt, add_special_tokens: bool) -> Ids:
         """The same without blocking the event loop, whatever the length."""
-        if len(text) <= INLINE_CHARACTERS:
-            return self.encode(text, add_special_tokens)
+        if isinstance(prompt, str):
+            prompt = Prompt(prompt)
+        started = time.perf_counter()
+        lane = self._lane
+        begun = lane.begin(prompt)
+        if lane.is_short(begun):
+            return self._finish(lane, begun, add_special_tokens, started)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self.encode, text, add_special_tokens)
+        return await loop.run_in_executor(self._pool, self._finish, lane, begun, add_special_tokens, started)
 
     def close(self) -> None:
         """Forget texts that wait for a thread; one being encoded runs to its end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self.verifier.close()
+
+    def _finish(self, lane: Lane, begun: Begun, add_special_tokens: bool, started: float) -> Ids:
+        text = begun.prompt.text
+        try:
+            ids = lane.finish(begun, add_special_tokens)
+            if lane is not self._lane:  # found wrong in the meantime: what it made is not to be trusted
+                lane = self._lane
+                ids = lane.finish(lane.begin(begun.prompt), add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise EncodeError(_why(text)) from error
+        if not begun.prompt.plain:
+            self.verifier.offer(lane.backend, text, ids, self._frame if add_special_tokens else None)
+        self._observe(lane.backend.name, time.perf_counter() - started, len(ids))
+        return ids
+
+    def _lane_of(self, backend: Backend) -> Lane:
+        return Lane(backend, self._frame, self._added, self.controls, cuts=self._independent)
+
+    def _distrust(self, backend: Backend) -> None:
+        if self._lane.backend is backend:
+            self._lane = self._lane_of(self._plain)
 
 
 def _why(text: str) -> str:

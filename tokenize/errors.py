@@ -17,3 +17,15 @@ class ChatTemplateError(TokenizerError):
 
 class EncodeError(TokenizerError):
     """This text has no token ids (it is not valid Unicode). The client's to correct."""
+
+
+class BackendUnavailableError(TokenizerError):
+    """A faster backend cannot encode for this tokenizer; the message says why. `auto` goes on to the next."""
+
+
+class BackendRefusedError(TokenizerError):
+    """The backend that was asked for would not give `tokenizer.encode`'s ids; the message shows where."""
+
+
+class ReferenceRejectedError(TokenizerError):
+    """The model's reference encoder does not take this conversation; the message has its words."""

@@ -6,34 +6,26 @@ reads `tokenizer.json` alone, where AutoTokenizer pulls in the modelling code. K
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import TemplateError
-
-from server.tokenizer.errors import ChatTemplateError, TokenizerLoadError
+from server.tokenizer.errors import TokenizerLoadError
 from server.tokenizer.pieces import Pieces
+from server.tokenizer.template import ChatTemplate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
-
-# What a template raises at messages it was not written for: Jinja's own errors, and Python's from its expressions.
-TEMPLATE_FAILURES: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
-# Arguments of apply_chat_template that a template may see as variables; its other parameters steer the call itself.
-TEMPLATE_INPUTS: Final = frozenset({"tools", "documents"})
 
 
 class TextTokenizer:
     """A loaded tokenizer. Safe to use from several threads once built."""
 
     def __init__(self, fast: PreTrainedTokenizerFast) -> None:
-        self._fast = fast
-        self._reserved = frozenset(inspect.signature(fast.apply_chat_template).parameters) - TEMPLATE_INPUTS
+        self.template: Final = ChatTemplate(fast)
         self.backend: Final[Tokenizer] = fast.backend_tokenizer
         # tokenizer.json may carry a training-time cut or padding; a prompt is never cut silently.
         self.backend.no_truncation()
@@ -43,25 +35,14 @@ class TextTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._fast.chat_template is not None
+        return self.template.exists
 
     def render_chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The prompt text of a conversation. `variables` (`tools`, `enable_thinking`, ...) are what the template sees.
 
         Raises ChatTemplateError with the template's own words where it refuses the messages.
         """
-        if not self.has_chat_template:
-            raise ChatTemplateError("the model has no chat template")
-        if taken := self._reserved.intersection(variables):
-            raise ChatTemplateError(f"{min(taken)!r} is not a variable of a chat template")
-        try:
-            text = self._fast.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **variables
-            )
-        except TEMPLATE_FAILURES as error:
-            raise ChatTemplateError(f"the chat template cannot render these messages: {error}") from error
-        assert isinstance(text, str)
-        return text
+        return self.template.render(messages, add_generation_prompt, variables)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of a finished sequence; ids outside the vocabulary have none. Streams use `detok.Detokenizer`."""
@@ -94,6 +75,8 @@ def _quiet_class() -> type[PreTrainedTokenizerFast]:
     # It advises at import to install PyTorch, which this process must not load, and warns when a folder names a
     # tokenizer class of its own; neither says anything about the ids.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # One text at a time is encoded: threads of its own could only take cores from the engines.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import PreTrainedTokenizerFast
 
     logging.getLogger("transformers").setLevel(logging.ERROR)

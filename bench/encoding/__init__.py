@@ -1,0 +1,1 @@
+"""What bench/encode.py measures, one file a part."""
