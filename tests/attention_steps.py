@@ -12,7 +12,7 @@ import torch
 from engine.native import _kernels
 from engine.native.attention import Attend, Heads
 from engine.native.batch import Batch
-from engine.native.cpu_attention import CpuAttention
+from engine.native.cpu_attention import CpuAttention, CpuPages
 from engine.native.pages import LayerPages, LayerShape, PageLayout, PagePool
 from engine.native.sequence import BLOCK_SIZE, blocks_for
 from engine.native.step_attention import StepAttention
@@ -23,7 +23,7 @@ KERNEL: Final[ModuleType] = _kernels
 BACKENDS: Final[dict[str, Callable[[tuple[LayerPages, ...], Batch], Attend]]] = {
     "torch": StepAttention,
     **{
-        name: lambda layers, batch, level=level: CpuAttention(KERNEL, layers, batch, level=level)  # type: ignore[misc]
+        name: lambda layers, batch, level=level: CpuAttention(CpuPages(KERNEL, layers, level=level), batch)  # type: ignore[misc]
         for level, name in enumerate(_kernels.LEVELS)
     },
 }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.native import _kernels
 from engine.native.attention import Heads
-from engine.native.cpu_attention import CpuAttention
+from engine.native.cpu_attention import CpuAttention, CpuPages
 from engine.native.kernels import Form
 from engine.native.pages import LayerPages, LayerShape
 from engine.native.step_attention import StepAttention
@@ -77,7 +77,7 @@ def test_a_step_equals_the_torch_twins(
     for ours, theirs in zip(pool.layers, twin.layers, strict=True):
         theirs.k.copy_(ours.k)
         theirs.v.copy_(ours.v)
-    out = CpuAttention(KERNEL, pool.layers, batch, level=level).attend(0, given_heads, form)
+    out = CpuAttention(CpuPages(KERNEL, pool.layers, level=level), batch).attend(0, given_heads, form)
     expected = StepAttention(twin.layers, batch).attend(0, Heads(*(x.float() for x in given_heads)), form)
     rounding = 1e-5 if dtype is torch.float32 else 2**-8
     torch.testing.assert_close(out.float(), expected, rtol=rounding, atol=2e-5)
@@ -88,7 +88,7 @@ def test_a_step_equals_the_torch_twins(
 def attend(spans: Spans, dtype: torch.dtype = torch.float32, **how: Any) -> torch.Tensor:
     batch, pool = batch_of(spans), pool_of(SHAPE, pool_blocks(spans), dtype)
     heads = heads_of(len(batch.ids), 6, SHAPE, dtype)
-    return CpuAttention(KERNEL, pool.layers, batch, **how).attend(0, heads, Form(0.25))
+    return CpuAttention(CpuPages(KERNEL, pool.layers, **how), batch).attend(0, heads, Form(0.25))
 
 
 @pytest.mark.usefixtures("threads")
@@ -105,12 +105,12 @@ def test_results_are_the_same_bits_on_any_number_of_threads(dtype: torch.dtype) 
 def test_results_are_the_same_bits_beside_any_neighbours() -> None:
     batch, pool = batch_of(MIXED), pool_of(SHAPE, pool_blocks(MIXED), torch.float32)
     heads, form = heads_of(len(batch.ids), 6, SHAPE, torch.float32), Form(0.25, window=300)
-    together = CpuAttention(KERNEL, pool.layers, batch).attend(0, heads, form)
+    together = CpuAttention(CpuPages(KERNEL, pool.layers), batch).attend(0, heads, form)
     for span, (count, context) in enumerate(MIXED):
         one = batch_of([(count, context)])
         one.tables[:] = batch.tables[batch.table_starts[span] : batch.table_starts[span + 1]]
         start, end = batch.starts[span], batch.starts[span + 1]
-        alone = CpuAttention(KERNEL, pool.layers, one).attend(0, heads.rows(start, end), form)
+        alone = CpuAttention(CpuPages(KERNEL, pool.layers), one).attend(0, heads.rows(start, end), form)
         assert torch.equal(alone, together[start:end])
 
 
@@ -127,7 +127,7 @@ def test_what_lies_behind_the_context_is_not_read(leftover: float) -> None:
         pool.layers[0].k[block, place:] = leftover
         pool.layers[0].v[block, place:] = leftover
     heads = heads_of(len(batch.ids), 6, SHAPE, torch.float32)
-    assert torch.equal(CpuAttention(KERNEL, pool.layers, batch).attend(0, heads, Form(0.25)), expected)
+    assert torch.equal(CpuAttention(CpuPages(KERNEL, pool.layers), batch).attend(0, heads, Form(0.25)), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -138,7 +138,7 @@ def test_a_broken_projection_breaks_the_result(dtype: torch.dtype, which: str, v
     batch, pool = batch_of([(1, 200)]), pool_of(SHAPE, 4, dtype)
     heads = heads_of(1, 6, SHAPE, dtype)
     getattr(heads, which)[:] = value
-    out = CpuAttention(KERNEL, pool.layers, batch).attend(0, heads, Form(0.25))
+    out = CpuAttention(CpuPages(KERNEL, pool.layers), batch).attend(0, heads, Form(0.25))
     assert not torch.isfinite(out).any()
 
 
@@ -147,7 +147,7 @@ def test_projections_of_any_layout_are_taken() -> None:
     heads = heads_of(5, 6, SHAPE, torch.float32)
     odd = Heads(*(x.permute(2, 0, 1).contiguous().permute(1, 2, 0) for x in heads))
     assert odd.q.stride(2) != 1
-    step = CpuAttention(KERNEL, pool.layers, batch)
+    step = CpuAttention(CpuPages(KERNEL, pool.layers), batch)
     assert torch.equal(step.attend(0, odd, Form(0.25)), step.attend(0, heads, Form(0.25)))
 
 
@@ -177,7 +177,7 @@ def test_tables_that_do_not_fit_are_refused_before_any_access(field: str, place:
     before = pool.bytes.clone()
     getattr(batch, field)[place] = value
     with pytest.raises(ValueError, match=re.escape(message)):
-        CpuAttention(KERNEL, pool.layers, batch).attend(0, heads_of(4, 6, SHAPE, torch.float32), Form(0.25))
+        CpuAttention(CpuPages(KERNEL, pool.layers), batch).attend(0, heads_of(4, 6, SHAPE, torch.float32), Form(0.25))
     assert torch.equal(pool.bytes, before)
 
 
@@ -189,7 +189,7 @@ def test_tensors_that_do_not_fit_the_pages_are_refused() -> None:
 
     def refused(message: str, heads: Heads = heads, pages: LayerPages = pages, form: Form = plain) -> None:
         with pytest.raises(ValueError, match=message):
-            CpuAttention(KERNEL, (pages,), batch).attend(0, heads, form)
+            CpuAttention(CpuPages(KERNEL, (pages,)), batch).attend(0, heads, form)
 
     refused("^q: ", heads._replace(q=heads.q[:, :, :8]))
     refused("^k: ", heads._replace(k=heads.k[:3]))

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from engine.native.attention import Attend
 from engine.native.batch import Batch
-from engine.native.cpu_attention import CpuAttention
+from engine.native.cpu_attention import CpuAttention, CpuPages
 from engine.native.cpu_kernels import load_kernels
 from engine.native.cpu_linear import use_kernels
 from engine.native.device import upload
@@ -26,9 +26,10 @@ class Runner:
         self._model = model
         self._device = pool.bytes.device
         self._layers = pool.layers
-        self._kernels = load_kernels(self._device, pool.layout.dtype)
-        if self._kernels is not None:
-            use_kernels(model, self._kernels)
+        self._cpu_pages: CpuPages | None = None
+        if (kernels := load_kernels(self._device, pool.layout.dtype)) is not None:
+            self._cpu_pages = CpuPages(kernels, pool.layers)
+            use_kernels(model, kernels)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -37,9 +38,9 @@ class Runner:
         return run_model(self._model, ids, positions, rows, self._attention(batch))
 
     def _attention(self, batch: Batch) -> Attend:
-        if self._kernels is None:
+        if self._cpu_pages is None:
             return StepAttention(self._layers, batch)
-        return CpuAttention(self._kernels, self._layers, batch)
+        return CpuAttention(self._cpu_pages, batch)
 
 
 def run_model(
