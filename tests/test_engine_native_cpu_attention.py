@@ -59,7 +59,7 @@ chunk_spans = st.lists(st.tuples(st.integers(2, 300), contexts), max_size=2).map
 
 @pytest.mark.parametrize("level", range(len(_kernels.LEVELS)), ids=_kernels.LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)  # also run under sanitizers, without conftest.py
 @given(
     spans=st.tuples(decode_spans, chunk_spans).map(lambda both: both[0] + both[1]).filter(bool),
     layer=layers(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import linear as torch_linear
@@ -15,6 +15,7 @@ from tests.attention_steps import KERNEL
 
 
 @pytest.mark.parametrize("level", range(len(_kernels.LEVELS)), ids=_kernels.LEVELS)
+@settings(deadline=None)  # also run under sanitizers, without conftest.py
 @given(
     rows=st.integers(0, 40),
     columns=st.integers(1, 100),
