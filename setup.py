@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from setuptools import Extension, setup
 
 SANITIZERS = ("address", "thread", "undefined")
+KERNEL_HEADERS = ("attention", "attention_kernel", "attention_plan", "linear", "linear_kernel", "team", "vectors")
+KERNEL_SOURCES = ("kernels_module", "isa_portable", "isa_avx2", "isa_avx512")
 
 
 def build_flags(environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -51,6 +53,14 @@ def extensions(environ: Mapping[str, str]) -> list[Extension]:
             sources=["csrc/events_module.cpp"],
             language="c++",
             extra_compile_args=compile_flags,
+            extra_link_args=link_flags,
+        ),
+        Extension(
+            "engine.native._kernels",
+            sources=[f"csrc/{source}.cpp" for source in KERNEL_SOURCES],
+            depends=[f"csrc/{header}.hpp" for header in KERNEL_HEADERS],
+            language="c++",
+            extra_compile_args=["-O3" if flag == "-O2" else flag for flag in compile_flags],
             extra_link_args=link_flags,
         ),
     ]

@@ -17,8 +17,8 @@ from engine.native.kernels import Form
 from engine.native.pages import LayerShape, PageLayout, PagePool
 from engine.native.scheduler import Span
 from engine.native.sequence import BLOCK_SIZE, Sequence, blocks_for
-from engine.native.step_attention import StepAttention
 from ipc.messages import Sampling
+from tests.attention_steps import BACKENDS
 
 HEADS, SHAPES = 4, (LayerShape(2, 8, 8), LayerShape(4, 12, 8), LayerShape(1, 8, 8))
 
@@ -63,8 +63,9 @@ def sequence(length: int, table: list[int]) -> Sequence:
     )
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layer", range(len(SHAPES)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20)
 @given(
     splits=st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=3), min_size=1, max_size=4),
     form=forms,
@@ -72,7 +73,7 @@ def sequence(length: int, table: list[int]) -> Sequence:
     seed=st.integers(0, 100),
 )
 def test_chunks_and_decodes_equal_dense_attention(
-    layer: int, splits: list[list[int]], form: Form, tile: int, seed: int
+    *, backend: str, layer: int, splits: list[list[int]], form: Form, tile: int, seed: int
 ) -> None:
     """Each sequence is computed in pieces of the given sizes; piece i of all of them forms step i."""
     generator = torch.Generator().manual_seed(seed)
@@ -96,7 +97,7 @@ def test_chunks_and_decodes_equal_dense_attention(
             batch = build(spans)
             order = sorted(spans, key=lambda span: (span.tokens > 1, -span.sequence.computed))
             pieces = [rows[id(one)].rows(one.computed, one.computed + count) for one, count in order]
-            ours = StepAttention(pool.layers, batch).attend(
+            ours = BACKENDS[backend](pool.layers, batch).attend(
                 layer, Heads(*map(torch.cat, zip(*pieces, strict=True))), form
             )
             expected = [dense(rows[id(one)], form)[one.computed : one.computed + count] for one, count in order]
@@ -105,14 +106,15 @@ def test_chunks_and_decodes_equal_dense_attention(
                 one.computed += count
 
 
-def test_a_masked_place_may_hold_anything_finite() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_masked_place_may_hold_anything_finite(backend: str) -> None:
     """The padding of a block is read: huge leftovers of a former owner must weigh nothing."""
     pool = PagePool(PageLayout("x", torch.float32, SHAPES), 1, torch.device("cpu"))
     pool.layers[0].k.fill_(1e30)
     pool.layers[0].v.fill_(1e30)
     one = sequence(1, [0])
     heads = Heads(torch.ones(1, HEADS, 8), torch.ones(1, 2, 8), torch.ones(1, 2, 8))
-    out = StepAttention(pool.layers, build([Span(one, 1)])).attend(0, heads, Form(0.3))
+    out = BACKENDS[backend](pool.layers, build([Span(one, 1)])).attend(0, heads, Form(0.3))
     assert torch.equal(out, torch.ones(1, HEADS, 8))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.native.cpu_kernels import VARIABLE
 from engine.native.engine import NativeEngine
 from tests import tiny_models
 from tests.native_requests import Seen, launch, near_ties, random_lengths, random_prompts, recorder, run, submit
@@ -18,6 +19,12 @@ TOLERANCE = 1e-4  # of the largest logit
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family: str = request.param
     return tiny_models.write(family, tmp_path_factory.mktemp(family))
+
+
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs on the native kernels and on their torch twins."""
+    monkeypatch.setenv(VARIABLE, request.param)
 
 
 def check(folder: Path, prompts: list[list[int]], seen: Seen, outputs: dict[int, list[int]]) -> None:

@@ -86,7 +86,7 @@ def library(name: str) -> str:
 
 def sanitized_tree(sanitizer: str, folder: Path) -> dict[str, str]:
     """A copy of what the ring tests need, with its own build; returns the environment to run them in."""
-    for name in ("ipc", "csrc", "tests"):
+    for name in ("ipc", "engine", "csrc", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for name in ("setup.py", "setup.cfg"):
         shutil.copy(ROOT / name, folder)

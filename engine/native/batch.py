@@ -1,6 +1,6 @@
-"""One step as flat arrays: every token of every span in one row, decodes first, and where its K and V go.
+"""One step as flat arrays: every token of every span in one row, decodes first, and where its K and V lie.
 
-Promises numpy only and no Python work per prompt token. Knows nothing about torch; `attention.py` uploads it.
+Promises numpy only and no Python work per token. Knows nothing about torch; the runner uploads it.
 """
 
 from __future__ import annotations
@@ -38,48 +38,74 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of a step. Row i < len(decodes) belongs to `decodes[i]`, longest context first."""
+    """T tokens of S spans. The first `num_decodes` spans are one token each, longest context first.
+
+    Span i owns rows `starts[i] .. starts[i + 1]`, the last of the `contexts[i]` tokens whose K and V lie in the blocks
+    `tables[table_starts[i] .. table_starts[i + 1]]` when the step is over.
+    """
 
     ids: Int64  # [T]
     positions: Int64  # [T]
-    blocks: Int64  # [T] block that takes the token's K and V
-    offsets: Int64  # [T] place in that block
-    decodes: tuple[Decode, ...]
-    chunks: tuple[Chunk, ...]
+    starts: Int64  # [S + 1]
+    contexts: Int64  # [S]
+    table_starts: Int64  # [S + 1]
+    tables: Int32  # [table_starts[S]]
+    num_decodes: int
     sampled: tuple[Sequence, ...]  # sequences whose last known token is in this step
     sampled_rows: Int64  # [len(sampled)] the row of that token
+
+    def places(self) -> tuple[Int64, Int64]:
+        """The block that takes each token's K and V, and the place in that block: [T] and [T]."""
+        spans = np.repeat(np.arange(len(self.contexts)), np.diff(self.starts))
+        blocks = self.tables[self.table_starts[spans] + self.positions // BLOCK_SIZE]
+        return blocks.astype(np.int64), self.positions % BLOCK_SIZE
+
+    def decodes(self) -> tuple[Decode, ...]:
+        """The spans of one token, one by one."""
+        return tuple(Decode(int(self.contexts[span]), self._table(span)) for span in range(self.num_decodes))
+
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The other spans, one by one."""
+        return tuple(
+            Chunk(int(self.starts[span]), int(self.starts[span + 1]), int(self.contexts[span]), self._table(span))
+            for span in range(self.num_decodes, len(self.contexts))
+        )
+
+    def _table(self, span: int) -> Int32:
+        return self.tables[self.table_starts[span] : self.table_starts[span + 1]]
 
 
 def build(spans: List[Span]) -> Batch:
     """Lay out a plan. Sorting decodes by context lets attention work on runs of similar length."""
     ordered = sorted(spans, key=lambda span: (span.tokens > 1, -span.sequence.computed))
+    sequences = [span.sequence for span in ordered]
     counts = np.array([span.tokens for span in ordered], dtype=np.int64)
-    ends = np.cumsum(counts)
-    total = int(ends[-1])
-    ids, positions, blocks = (np.empty(total, dtype=np.int64) for _ in range(3))
-    for (sequence, count), end in zip(ordered, ends.tolist(), strict=True):
-        first, rows = sequence.computed, slice(end - count, end)
-        ids[rows] = sequence.tokens[first : first + count]
-        positions[rows] = np.arange(first, first + count)
-        blocks[rows] = sequence.table[positions[rows] // BLOCK_SIZE]
-    done = [index for index, span in enumerate(ordered) if span.tokens == span.sequence.remaining]
+    computed = np.array([sequence.computed for sequence in sequences], dtype=np.int64)
+    lengths = np.array([sequence.length for sequence in sequences], dtype=np.int64)
+    contexts = computed + counts
+    starts, table_starts = _edges(counts), _edges(-(-contexts // BLOCK_SIZE))
+    widths = np.diff(table_starts).tolist()
+    done = np.flatnonzero(contexts == lengths)
     return Batch(
-        ids=ids,
-        positions=positions,
-        blocks=blocks,
-        offsets=positions % BLOCK_SIZE,
-        decodes=tuple(_decode(span) for span in ordered if span.tokens == 1),
-        chunks=tuple(_chunk(s, end) for s, end in zip(ordered, ends.tolist(), strict=True) if s.tokens > 1),
-        sampled=tuple(ordered[index].sequence for index in done),
-        sampled_rows=ends[done] - 1,
+        ids=np.concatenate([_tokens(span) for span in ordered]).astype(np.int64),
+        positions=np.arange(starts[-1]) + np.repeat(computed - starts[:-1], counts),
+        starts=starts,
+        contexts=contexts,
+        table_starts=table_starts,
+        tables=np.concatenate([one.table[:width] for one, width in zip(sequences, widths, strict=True)]),
+        num_decodes=int((counts == 1).sum()),
+        sampled=tuple(sequences[index] for index in done.tolist()),
+        sampled_rows=starts[1:][done] - 1,
     )
 
 
-def _decode(span: Span) -> Decode:
-    context = span.sequence.computed + 1
-    return Decode(context, span.sequence.table[: -(-context // BLOCK_SIZE)])
+def _tokens(span: Span) -> Int32:
+    first = span.sequence.computed
+    return span.sequence.tokens[first : first + span.tokens]
 
 
-def _chunk(span: Span, end: int) -> Chunk:
-    context = span.sequence.computed + span.tokens
-    return Chunk(end - span.tokens, end, context, span.sequence.table[: -(-context // BLOCK_SIZE)])
+def _edges(counts: Int64) -> Int64:
+    """Where each part starts, and at last where all end: [n] -> [n + 1]."""
+    edges = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=edges[1:])
+    return edges

@@ -151,8 +151,8 @@ class NativeEngine:
         for sequence, count in spans:
             sequence.computed += count
         self._steps += 1
-        self._decode_tokens += len(batch.decodes)
-        self._prefill_tokens += len(batch.ids) - len(batch.decodes)
+        self._decode_tokens += batch.num_decodes
+        self._prefill_tokens += len(batch.ids) - batch.num_decodes
         return self._publish(batch.sampled, logits)
 
     def _publish(self, sampled: tuple[Sequence, ...], logits: torch.Tensor) -> StepOutput:

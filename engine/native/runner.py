@@ -11,6 +11,9 @@ from transformers import PreTrainedModel
 
 from engine.native.attention import Attend
 from engine.native.batch import Batch
+from engine.native.cpu_attention import CpuAttention, CpuPages
+from engine.native.cpu_kernels import load_kernels
+from engine.native.cpu_linear import use_kernels
 from engine.native.device import upload
 from engine.native.pages import PagePool
 from engine.native.step_attention import StepAttention
@@ -21,14 +24,23 @@ class Runner:
 
     def __init__(self, model: PreTrainedModel, pool: PagePool) -> None:
         self._model = model
-        self._pool = pool
+        self._device = pool.bytes.device
+        self._layers = pool.layers
+        self._cpu_pages: CpuPages | None = None
+        if (kernels := load_kernels(self._device, pool.layout.dtype)) is not None:
+            self._cpu_pages = CpuPages(kernels, pool.layers)
+            use_kernels(model, kernels)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """float32 logits [len(batch.sampled), vocabulary]; K and V of all tokens are in the pool afterwards."""
-        device = self._pool.bytes.device
-        ids, positions, rows = (upload(x, device) for x in (batch.ids, batch.positions, batch.sampled_rows))
-        return run_model(self._model, ids, positions, rows, StepAttention(self._pool.layers, batch))
+        ids, positions, rows = (upload(x, self._device) for x in (batch.ids, batch.positions, batch.sampled_rows))
+        return run_model(self._model, ids, positions, rows, self._attention(batch))
+
+    def _attention(self, batch: Batch) -> Attend:
+        if self._cpu_pages is None:
+            return StepAttention(self._layers, batch)
+        return CpuAttention(self._cpu_pages, batch)
 
 
 def run_model(

@@ -1,7 +1,8 @@
-"""Attention of one step over the page pool: store the step's K and V, then attend through block tables.
+"""Attention of one step over the page pool in torch: store the step's K and V, then attend through block tables.
 
-Promises that nothing is kept between steps and that no copy or mask grows with the square of the context. Knows
-nothing about the schedule or the rest of the model.
+Serves where the native kernels do not, and is the twin that they are checked against. Promises that nothing is kept
+between steps and that no copy or mask grows with the square of the context. Knows nothing about the schedule or the
+rest of the model.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class StepAttention:
 
     def __init__(self, layers: tuple[LayerPages, ...], batch: Batch) -> None:
         self._layers = layers
-        self._batch = batch
+        self._decodes, self._chunks = batch.decodes(), batch.chunks()
         self._like = layers[0].k
-        self._where = (self._upload(batch.blocks), self._upload(batch.offsets))
-        self._tables = [self._upload(chunk.table.astype(np.int64)) for chunk in batch.chunks]
+        self._where = tuple(self._upload(array) for array in batch.places())
+        self._tables = [self._upload(chunk.table.astype(np.int64)) for chunk in self._chunks]
         self._runs: dict[int | None, list[DeviceRun]] = {}
 
     def attend(self, layer: int, heads: Heads, form: Form) -> torch.Tensor:
@@ -57,7 +58,7 @@ class StepAttention:
             count, places = run.mask.shape
             k, v = (_gather(x, run.blocks, count)[:, :places] for x in (pages.k, pages.v))
             out[run.start : run.end] = kernels.decode(heads.q[run.start : run.end], k, v, run.mask, form)
-        for chunk, table in zip(self._batch.chunks, self._tables, strict=True):
+        for chunk, table in zip(self._chunks, self._tables, strict=True):
             rows = heads.rows(chunk.start, chunk.end)
             out[chunk.start : chunk.end] = _attend_chunk(chunk, table, pages, rows, form)
         return out
@@ -67,7 +68,7 @@ class StepAttention:
         if runs is None:
             runs = [
                 DeviceRun(run.start, run.end, self._upload(run.blocks), self._upload(run.mask).to(self._like.dtype))
-                for run in cut(self._batch.decodes, window)
+                for run in cut(self._decodes, window)
             ]
             self._runs[window] = runs
         return runs

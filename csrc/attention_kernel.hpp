@@ -1,0 +1,333 @@
+// The attention kernels in terms of vectors.hpp. A file that includes this defines DEEPINFER_ISA (the namespace),
+// DEEPINFER_LANES, and the register tile of its instruction set, DEEPINFER_TILE_ROWS x DEEPINFER_TILE_VECTORS.
+//
+// One path serves decodes and prompts: a block of keys is transposed into scratch memory, so that scores and weighted
+// sums are both products row x matrix with the columns in vector lanes; softmax runs along (online), in float32.
+// Promises that nothing behind a span's last visible token is read, whatever lies there.
+#include <cfloat>
+#include <cstring>
+
+#include "attention.hpp"
+#include "linear.hpp"
+
+namespace deepinfer::attention {
+namespace DEEPINFER_ISA {
+namespace {
+
+#include "vectors.hpp"
+
+constexpr int kTileHeight = DEEPINFER_TILE_ROWS;
+constexpr int kTileVectors = DEEPINFER_TILE_VECTORS;
+
+DEEPINFER_INLINE std::int64_t padded(std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; }
+DEEPINFER_INLINE std::int64_t lesser(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+DEEPINFER_INLINE std::int64_t greater(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+
+// ---- products ----
+
+struct Matrix {
+    const float* data;
+    std::int64_t stride;
+};
+
+// c[rows, vectors * kLanes] = or += a[rows, depth] b[depth, vectors * kLanes], all of c in registers.
+template <int kRows, int kVectors, bool kAdd>
+void multiply_tile(Matrix a, Matrix b, float* c, std::int64_t c_stride, std::int64_t depth) {
+    Vec acc[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 4
+        for (int col = 0; col < kVectors; ++col)
+            acc[row][col] = kAdd ? load(c + row * c_stride + col * kLanes) : Vec{};
+    for (std::int64_t at = 0; at < depth; ++at) {
+        Vec line[kVectors];
+#pragma GCC unroll 4
+        for (int col = 0; col < kVectors; ++col) line[col] = load(b.data + at * b.stride + col * kLanes);
+#pragma GCC unroll 8
+        for (int row = 0; row < kRows; ++row) {
+            const Vec factor = splat(a.data[row * a.stride + at]);
+#pragma GCC unroll 4
+            for (int col = 0; col < kVectors; ++col) acc[row][col] += factor * line[col];
+        }
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 4
+        for (int col = 0; col < kVectors; ++col) store(c + row * c_stride + col * kLanes, acc[row][col]);
+}
+
+template <int kRows, int kVectors, bool kAdd>
+void multiply_last_rows(std::int64_t rows, Matrix a, Matrix b, float* c, std::int64_t c_stride, std::int64_t depth) {
+    if (rows == kRows) return multiply_tile<kRows, kVectors, kAdd>(a, b, c, c_stride, depth);
+    if constexpr (kRows > 1) multiply_last_rows<kRows - 1, kVectors, kAdd>(rows, a, b, c, c_stride, depth);
+}
+
+template <int kVectors, bool kAdd>
+void multiply_panel(std::int64_t rows, Matrix a, Matrix b, float* c, std::int64_t c_stride, std::int64_t depth) {
+    for (; rows >= kTileHeight; rows -= kTileHeight) {
+        multiply_tile<kTileHeight, kVectors, kAdd>(a, b, c, c_stride, depth);
+        a.data += kTileHeight * a.stride;
+        c += kTileHeight * c_stride;
+    }
+    multiply_last_rows<kTileHeight - 1, kVectors, kAdd>(rows, a, b, c, c_stride, depth);
+}
+
+// The columns right of the last full panel.
+template <int kVectors, bool kAdd>
+void multiply_last_columns(std::int64_t vectors, std::int64_t rows, Matrix a, Matrix b, float* c, std::int64_t c_stride,
+                           std::int64_t depth) {
+    if (vectors == kVectors) return multiply_panel<kVectors, kAdd>(rows, a, b, c, c_stride, depth);
+    if constexpr (kVectors > 1)
+        multiply_last_columns<kVectors - 1, kAdd>(vectors, rows, a, b, c, c_stride, depth);
+}
+
+// c[rows, columns] = or += a[rows, depth] b[depth, columns]; columns is a multiple of kLanes.
+template <bool kAdd>
+void multiply(std::int64_t rows, std::int64_t columns, std::int64_t depth, Matrix a, Matrix b, float* c,
+              std::int64_t c_stride) {
+    std::int64_t vectors = columns / kLanes;
+    for (; vectors >= kTileVectors; vectors -= kTileVectors) {
+        multiply_panel<kTileVectors, kAdd>(rows, a, b, c, c_stride, depth);
+        b.data += kTileVectors * kLanes;
+        c += kTileVectors * kLanes;
+    }
+    multiply_last_columns<kTileVectors - 1, kAdd>(vectors, rows, a, b, c, c_stride, depth);
+}
+
+// ---- a tile's operands ----
+
+// What a tile sees, in tokens of its sequence.
+struct View {
+    const Problem& problem;
+    const Tile& tile;
+    std::int64_t group;  // query heads of a key head
+    std::int64_t rows;
+    std::int64_t position;  // of the tile's first token
+
+    View(const Problem& p, const Tile& t)
+        : problem(p),
+          tile(t),
+          group(p.heads / p.kv_heads),
+          rows(t.count * group),
+          position(p.contexts[t.span] - (p.starts[t.span + 1] - p.starts[t.span]) + t.first) {}
+
+    std::int64_t token_row(std::int64_t row) const { return problem.starts[tile.span] + tile.first + row / group; }
+    std::int64_t head(std::int64_t row) const { return tile.kv_head * group + row % group; }
+    std::int64_t end(std::int64_t row) const { return position + row / group + 1; }
+    std::int64_t begin(std::int64_t row) const {
+        return problem.window == 0 ? 0 : greater(0, end(row) - problem.window);
+    }
+    std::int64_t block(std::int64_t number) const {
+        return problem.blocks[problem.table_starts[tile.span] + number];
+    }
+};
+
+template <typename T>
+const T* block_rows(const View& view, const Pages& pages, std::int64_t number, std::int64_t dim) {
+    return static_cast<const T*>(pages.data) + view.block(number) * pages.block_stride + view.tile.kv_head * dim;
+}
+
+// q [rows, k_dim] in float32, scaled.
+template <typename T>
+void pack_queries(const View& view, float* to) {
+    const Problem& p = view.problem;
+    for (std::int64_t row = 0; row < view.rows; ++row, to += p.k_dim) {
+        const T* from = static_cast<const T*>(p.q.data) + view.token_row(row) * p.q.token_stride +
+                        view.head(row) * p.q.head_stride;
+        for (std::int64_t at = 0; at < p.k_dim; at += kLanes) {
+            const std::int64_t count = p.k_dim - at;
+            store_some(to + at, load_some(from + at, count) * p.scaling, count);
+        }
+    }
+}
+
+// Keys of a block -> [k_dim, kBlock]; columns behind `count` are zero up to the next multiple of kLanes.
+template <typename T>
+void pack_keys(const T* from, std::int64_t stride, std::int64_t dim, std::int64_t count, float* to) {
+    for (std::int64_t key = 0; key < count; key += kLanes) {
+        for (std::int64_t at = 0; at < dim; at += kLanes) {
+            Vec square[kLanes];
+            if (key + kLanes <= count && at + kLanes <= dim) {
+#pragma GCC unroll 16
+                for (int row = 0; row < kLanes; ++row) square[row] = load(from + (key + row) * stride + at);
+            } else {
+                for (int row = 0; row < kLanes; ++row)
+                    square[row] = key + row < count ? load_some(from + (key + row) * stride + at, dim - at) : Vec{};
+            }
+            transpose(square);
+            const std::int64_t lines = lesser(kLanes, dim - at);
+            for (std::int64_t line = 0; line < lines; ++line) store(to + (at + line) * kBlock + key, square[line]);
+        }
+    }
+}
+
+// Values of a block as a float32 matrix of `columns` columns: in place where they are one, else a copy.
+template <typename T>
+Matrix values_of(const T* from, std::int64_t stride, std::int64_t dim, std::int64_t columns, std::int64_t count,
+                 float* copy) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+        if (dim == columns) return {from, stride};
+    }
+    for (std::int64_t key = 0; key < count; ++key)
+        for (std::int64_t at = 0; at < columns; at += kLanes)
+            store(copy + key * columns + at, load_some(from + key * stride + at, greater(0, dim - at)));
+    return {copy, columns};
+}
+
+// ---- softmax ----
+
+// Scores of a row -> weights relative to the row's new maximum, and that maximum in the state. Only the columns
+// begin .. end are visible; the others get weight 0.
+void weigh_row(float* scores, std::int64_t columns, std::int64_t begin, std::int64_t end, float softcap,
+               const State& state, std::int64_t row, std::int64_t width) {
+    const bool whole = begin <= 0 && end >= columns;
+    const IntVec lanes = lane_numbers();
+    Vec best = splat(-FLT_MAX);
+    for (std::int64_t at = 0; at < columns; at += kLanes) {
+        Vec s = load(scores + at);
+        if (softcap != 0) s = softcap * hyperbolic_tangent(s / softcap);
+        if (!whole) {
+            const IntVec place = lanes + static_cast<std::int32_t>(at);
+            const IntVec seen = (place >= static_cast<std::int32_t>(begin)) & (place < static_cast<std::int32_t>(end));
+            s = seen ? s : splat(-__builtin_inff());
+        }
+        if (softcap != 0 || !whole) store(scores + at, s);
+        best = s > best ? s : best;
+    }
+    const float before = state.maximum[row];
+    const float found = maximum_of(best);
+    const float now = found > before ? found : before;
+    Vec total = {};
+    for (std::int64_t at = 0; at < columns; at += kLanes) {
+        const Vec weight = exponential(load(scores + at) - now);
+        total += weight;
+        store(scores + at, weight);
+    }
+    const float shrink = exponential(splat(before - now))[0];
+    state.maximum[row] = now;
+    state.total[row] = state.total[row] * shrink + sum_of(total);
+    if (shrink == 1.0f) return;
+    float* sum = state.sum + row * width;
+    for (std::int64_t at = 0; at < width; at += kLanes) store(sum + at, load(sum + at) * shrink);
+}
+
+void clear(const State& state, std::int64_t rows, std::int64_t width) {
+    std::memset(state.sum, 0, static_cast<std::size_t>(rows * width) * sizeof(float));
+    for (std::int64_t row = 0; row < rows; ++row) {
+        state.maximum[row] = -FLT_MAX;
+        state.total[row] = 0;
+    }
+}
+
+template <typename T>
+void attend_tile(const Problem& problem, const Tile& tile, const Scratch& scratch, const State& state) {
+    const View view(problem, tile);
+    const std::int64_t width = padded(problem.v_dim, kWidest);
+    const std::int64_t value_columns = padded(problem.v_dim, kLanes);
+    const std::int64_t visible = view.end(view.rows - 1);
+    clear(state, view.rows, width);
+    pack_queries<T>(view, scratch.q);
+    for (std::int64_t number = tile.low_block; number < tile.high_block; ++number) {
+        const std::int64_t first = number * kBlock;
+        const std::int64_t count = lesser(kBlock, visible - first);
+        const std::int64_t columns = padded(count, kLanes);
+        pack_keys(block_rows<T>(view, problem.k_pages, number, problem.k_dim), problem.kv_heads * problem.k_dim,
+                  problem.k_dim, count, scratch.keys);
+        multiply<false>(view.rows, columns, problem.k_dim, {scratch.q, problem.k_dim}, {scratch.keys, kBlock},
+                        scratch.scores, kBlock);
+        for (std::int64_t row = 0; row < view.rows; ++row)
+            weigh_row(scratch.scores + row * kBlock, columns, view.begin(row) - first,
+                      lesser(count, view.end(row) - first), problem.softcap, state, row, width);
+        const Matrix values =
+            values_of(block_rows<T>(view, problem.v_pages, number, problem.v_dim), problem.kv_heads * problem.v_dim,
+                      problem.v_dim, value_columns, count, scratch.values);
+        multiply<true>(view.rows, value_columns, count, {scratch.scores, kBlock}, values, state.sum, width);
+    }
+}
+
+// ---- results ----
+
+float exponential_of(float x) { return exponential(splat(x))[0]; }
+
+void merge(const State& into, const State& other, std::int64_t rows, std::int64_t v_dim) {
+    const std::int64_t width = padded(v_dim, kWidest);
+    for (std::int64_t row = 0; row < rows; ++row) {
+        const float a = into.maximum[row], b = other.maximum[row];
+        const float best = a > b ? a : b;
+        const float keep = exponential_of(a - best), take = exponential_of(b - best);
+        float* sum = into.sum + row * width;
+        const float* more = other.sum + row * width;
+        for (std::int64_t at = 0; at < width; at += kLanes)
+            store(sum + at, load(sum + at) * keep + load(more + at) * take);
+        into.total[row] = into.total[row] * keep + other.total[row] * take;
+        into.maximum[row] = best;
+    }
+}
+
+template <typename T>
+void finish_tile(const Problem& problem, const Tile& tile, const State& state) {
+    const View view(problem, tile);
+    const std::int64_t width = padded(problem.v_dim, kWidest);
+    for (std::int64_t row = 0; row < view.rows; ++row) {
+        const std::int64_t head = view.head(row);
+        float keep = 1, total = state.total[row];
+        if (problem.sinks != nullptr) {
+            const float sink = problem.sinks[head];
+            const float best = sink > state.maximum[row] ? sink : state.maximum[row];
+            keep = exponential_of(state.maximum[row] - best);
+            total = total * keep + exponential_of(sink - best);
+        }
+        const Vec factor = splat(keep) / total;
+        T* to = static_cast<T*>(problem.out) + (view.token_row(row) * problem.heads + head) * problem.v_dim;
+        const float* sum = state.sum + row * width;
+        for (std::int64_t at = 0; at < problem.v_dim; at += kLanes)
+            store_some(to + at, load(sum + at) * factor, problem.v_dim - at);
+    }
+}
+
+// ---- keys and values of the step ----
+
+template <typename T>
+void copy_token(const Rows& from, std::int64_t token, std::int64_t heads, std::int64_t dim, T* to) {
+    const T* row = static_cast<const T*>(from.data) + token * from.token_stride;
+    for (std::int64_t head = 0; head < heads; ++head)
+        std::memcpy(to + head * dim, row + head * from.head_stride, static_cast<std::size_t>(dim) * sizeof(T));
+}
+
+template <typename T>
+void store_tokens(const Problem& p, std::int64_t span, std::int64_t first, std::int64_t count) {
+    const std::int64_t start = p.starts[span];
+    const std::int64_t past = p.contexts[span] - (p.starts[span + 1] - start);
+    for (std::int64_t token = first; token < first + count; ++token) {
+        const std::int64_t position = past + token;
+        const std::int64_t block = p.blocks[p.table_starts[span] + position / kBlock];
+        const std::int64_t place = position % kBlock * p.kv_heads;
+        T* k = static_cast<T*>(p.k_pages.data) + block * p.k_pages.block_stride + place * p.k_dim;
+        T* v = static_cast<T*>(p.v_pages.data) + block * p.v_pages.block_stride + place * p.v_dim;
+        copy_token<T>(p.k, start + token, p.kv_heads, p.k_dim, k);
+        copy_token<T>(p.v, start + token, p.kv_heads, p.v_dim, v);
+    }
+}
+
+#include "linear_kernel.hpp"
+
+// ---- by element type ----
+
+void store_span(const Problem& problem, std::int64_t span, std::int64_t first, std::int64_t count) {
+    if (problem.element == Element::kFloat32) return store_tokens<float>(problem, span, first, count);
+    store_tokens<Bfloat16>(problem, span, first, count);
+}
+
+void attend(const Problem& problem, const Tile& tile, const Scratch& scratch, const State& state) {
+    if (problem.element == Element::kFloat32) return attend_tile<float>(problem, tile, scratch, state);
+    attend_tile<Bfloat16>(problem, tile, scratch, state);
+}
+
+void finish(const Problem& problem, const Tile& tile, const State& state) {
+    if (problem.element == Element::kFloat32) return finish_tile<float>(problem, tile, state);
+    finish_tile<Bfloat16>(problem, tile, state);
+}
+
+}  // namespace
+}  // namespace DEEPINFER_ISA
+}  // namespace deepinfer::attention
