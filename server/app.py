@@ -26,6 +26,8 @@ from server.sse import ReaderStalledError
 log = logging.getLogger(__name__)
 
 _MIB: Final = 2**20
+# Of a path in an error: enough to see the typo.
+LOGGED_CHARS: Final = 100
 # A client's own id is echoed and logged, so it is short and of harmless characters, or replaced.
 _CLEAN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Load balancers and orchestrators ask these without a key.
@@ -61,7 +63,7 @@ async def border(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Name the request and its caller, and turn every failure into OpenAI's error shape."""
     given = request.headers.get("X-Request-ID", "")
     request_id = given if _CLEAN_ID.fullmatch(given) else secrets.token_hex(16)
-    endpoint = request.path.rpartition("/")[2]
+    endpoint = request.path.removeprefix("/v1/")
     request[CALL] = Call(request_id, endpoint, ANONYMOUS)
     try:
         if request.path not in _OPEN_PATHS:
@@ -70,7 +72,7 @@ async def border(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ApiError as error:
         return _refused(request, error)
     except web.HTTPException as error:
-        return _refused(request, from_http(error))
+        return _refused(request, from_http(error, f"{request.method} {request.path[:LOGGED_CHARS]}"))
     except ConnectionError as error:
         return _unanswered(request, error)
     except asyncio.CancelledError:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 MAX_RANKS: Final = 64  # far above the GPUs of a node; a typo must not fork hundreds of processes
 
@@ -182,7 +182,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m server",
         description="OpenAI-compatible server for agentic traffic.",
         # Names are fixed: a cut one that works today would be ambiguous with the next flag.
@@ -208,6 +208,14 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     for flag in INERT_FLAGS:
         parser.add_argument(flag, default=None, help=argparse.SUPPRESS)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, instead of below all flags."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        self.exit(2, f"error: {message} (--help lists the flags)\n")
 
 
 def _name(flag: str) -> str:

@@ -225,13 +225,13 @@ class ShuttingDownError(NotReadyError):
     code = "shutting_down"
 
 
-def from_http(error: web.HTTPException) -> ApiError:
-    """aiohttp's own refusals (routing, body size) in our shape."""
+def from_http(error: web.HTTPException, asked: str) -> ApiError:
+    """aiohttp's own refusals (routing, body size) in our shape; `asked` is method and path."""
     match error.status:
         case HTTPStatus.NOT_FOUND:
-            return UnknownPathError("no such URL")
+            return UnknownPathError(f"no such URL: {asked}")
         case HTTPStatus.METHOD_NOT_ALLOWED:
-            return WrongMethodError("this URL does not take that method")
+            return WrongMethodError(f"this URL does not take that method: {asked}")
         case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             return BodyTooLargeError(error.text or "the request body is too large")  # aiohttp names the limit
         case _:

@@ -101,14 +101,21 @@ class Message(msgspec.Struct, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] = ""
+    content: str | list[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+
+    def __post_init__(self) -> None:
+        """Only an assistant may have said nothing. Raises ValueError."""
+        if self.content is None and self.role != "assistant":
+            raise ValueError("Object missing required field `content`")
 
     @property
     def text(self) -> str:
         """Its parts joined."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content or ())
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates want it: plain text, absent fields absent."""

@@ -79,7 +79,7 @@ class Keys:
             stamp = _stamp(file)
             lines = file.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise KeyFileError(f"--api-key-file {file}: {error}") from None
+            raise KeyFileError(f"--api-key-file {file}: {getattr(error, 'strerror', None) or error}") from None
         keys = [text for line in lines if (text := line.strip()) and not text.startswith("#")]
         if not keys:
             raise KeyFileError(f"--api-key-file {file}: it holds no key")

@@ -139,6 +139,12 @@ class _Server:
     async def _announce(self, listener: socket.socket) -> None:
         for rank in self._ranks:
             await rank.became_ready.wait()
+            assert rank.facts is not None
+            if self._config.max_model_len > rank.facts.max_model_len:
+                log.warning(
+                    "--max-model-len %d is more than rank %d serves: %d",
+                    self._config.max_model_len, rank.index, rank.facts.max_model_len,
+                )  # fmt: skip
         host, port = listener.getsockname()[:2]
         scheme = "http" if self._tls is None else "https"
         address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -193,9 +199,8 @@ def _tls(config: Config) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile or None)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"--ssl-certfile {config.ssl_certfile} --ssl-keyfile {config.ssl_keyfile}: cannot be used: {error}"
-        ) from None
+        key = f" --ssl-keyfile {config.ssl_keyfile}" if config.ssl_keyfile else ""
+        raise ConfigError(f"--ssl-certfile {config.ssl_certfile}{key}: cannot be used: {error}") from None
     return context
 
 

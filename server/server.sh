@@ -89,7 +89,7 @@ status() {
         return 3
     fi
     echo "running as process $pid, log in $log_file"
-    grep '^ready: ' "$log_file" || echo "not ready yet"
+    grep -A1 '^ready: ' "$log_file" || echo "not ready yet"
 }
 
 case ${1:-} in

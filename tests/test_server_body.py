@@ -145,13 +145,19 @@ def test_wrong_messages_are_named_by_place(body: bytes, param: str) -> None:
 
 def test_null_is_as_if_absent_in_requests_and_messages() -> None:
     nulls = dict.fromkeys([*(field for field in _names if field not in ("messages", "prompt", "tokens")), *UNSERVED])
-    body = {**nulls, "messages": [{"role": "user", "content": None, "tool_calls": None, "name": None}]}
+    body = {**nulls, "messages": [{"role": "assistant", "content": None, "tool_calls": None, "name": None}]}
     for gone in ("prompt", "tokens"):
         body.pop(gone, None)
     known = {field.encode_name for field in msgspec.structs.fields(ChatRequest)} | set(UNSERVED)
     request = parse(json.dumps({name: value for name, value in body.items() if name in known}).encode(), ChatRequest)
     assert request.temperature == ChatRequest(messages=[]).temperature
-    assert request.messages[0].for_template() == {"role": "user", "content": ""}
+    assert request.messages[0].for_template() == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "system", "content": None}])
+def test_only_an_assistant_may_have_said_nothing(message: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]: Object missing required field `content`"):
+        chat(messages=[message])
 
 
 def test_content_parts_are_joined_in_order() -> None:

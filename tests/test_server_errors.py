@@ -69,13 +69,13 @@ def test_clients_are_told_whose_fault_it_is(kind: type[ApiError]) -> None:
     ],
 )
 def test_aiohttp_s_refusals_take_our_shape(error: web.HTTPException, status: int, code: str | None) -> None:
-    ours = errors.from_http(error)
+    ours = errors.from_http(error, "GET /x")
     assert (ours.status, ours.code) == (status, code)
     assert ours.kind == "invalid_request_error"
 
 
 def test_a_body_above_the_limit_is_told_the_limit() -> None:
-    assert "10" in errors.from_http(web.HTTPRequestEntityTooLarge(max_size=10, actual_size=11)).message
+    assert "10" in errors.from_http(web.HTTPRequestEntityTooLarge(max_size=10, actual_size=11), "POST /x").message
 
 
 @pytest.mark.parametrize("ready", [True, False])
