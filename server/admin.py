@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -93,7 +94,8 @@ async def tokenize(request: web.Request) -> web.Response:
         ids = await services.encode(body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens)
     found: dict[str, Any] = {"count": len(ids), "tokens": ids.tolist()}
     if body.return_token_strs:
-        found["token_strs"] = [services.tokenizer.token_text(id_) for id_ in ids.tolist()]
+        # Off the loop: a long text has many tokens to spell.
+        found["token_strs"] = await asyncio.to_thread(lambda: list(map(services.tokenizer.token_text, ids.tolist())))
     facts = services.ranks[0].facts
     found["max_model_len"] = None if facts is None else facts.max_model_len
     return _json(found)

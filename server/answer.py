@@ -66,23 +66,18 @@ def _held(generations: Sequence[Generation]) -> ExitStack:
 
 
 async def _whole(generations: Sequence[Generation], form: Form) -> web.Response:
-    await _start_all(generations)
+    for generation in generations:
+        await generation.start()
     # Read one after the other: they run side by side in the engine, and each queue is bounded by its max_tokens.
     choices = [[piece async for batch in generation.pieces() for piece in batch] for generation in generations]
     return web.Response(body=form.whole(choices, _usage(generations)), content_type="application/json")
 
 
 async def _stream(events: EventStream, generations: Sequence[Generation], form: Form, manner: Manner) -> None:
-    await _start_all(generations)
     pumps = [_pump(events, index, generation, form, manner) for index, generation in enumerate(generations)]
     await _together(pumps)
     ending = form.usage_event(_usage(generations)) if manner.include_usage else b""
     await events.write(ending + DONE)
-
-
-async def _start_all(generations: Sequence[Generation]) -> None:
-    for generation in generations:
-        await generation.start()
 
 
 async def _together(pumps: Sequence[Coroutine[None, None, None]]) -> None:
@@ -98,6 +93,7 @@ async def _together(pumps: Sequence[Coroutine[None, None, None]]) -> None:
 
 
 async def _pump(events: EventStream, index: int, generation: Generation, form: Form, manner: Manner) -> None:
+    await generation.start()
     writer = form.writer(index) if generation.plain and not manner.continuous_usage else None
     if writer is not None:
         await _pump_ids(events, index, generation, form, writer)

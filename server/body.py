@@ -31,6 +31,8 @@ QUOTED_CHARS: Final = 80
 # msgspec's own words, which quote unknown names and wrong choices at full length.
 REASON_CHARS: Final = 200
 
+# Far above any agent's conversation; each costs the loop some microseconds before its length is known.
+MAX_MESSAGES: Final = 16384
 # A client that trickles its body holds a connection and memory: it gets half a minute, and more for what it sends.
 GRACE_S: Final = 30.0
 MIN_BYTES_PER_S: Final = 64 * 1024
@@ -93,6 +95,10 @@ def _without_nulls(raw: dict[str, Any]) -> dict[str, Any]:
     """Drop null fields, of messages too: clients send them for "not set"."""
     found = {name: value for name, value in raw.items() if value is not None}
     if isinstance(messages := found.get("messages"), list):
+        if len(messages) > MAX_MESSAGES:
+            raise InvalidRequestError(
+                f"messages: {len(messages)} messages, at most {MAX_MESSAGES} are served", "messages"
+            )
         found["messages"] = [_message(index, message) for index, message in enumerate(messages)]
     return found
 

@@ -17,7 +17,7 @@ from server.affinity import PREFIX_CHARS, session_key
 from server.answer import answer
 from server.body import read
 from server.envelope import Envelope, Usage
-from server.errors import InvalidRequestError
+from server.errors import ContextLengthError, InvalidRequestError
 from server.events import EventWriter
 from server.fields import CompletionRequest
 from server.form import Form
@@ -37,7 +37,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     services.check_model(body.model)
     manner = services.manner(body)
     with services.metrics.encode.time():
-        prompts = [await _encoded(services, prompt) for prompt in _prompts(body.prompt)]
+        prompts = [await _encoded(services, prompt) for prompt in _prompts(services, body.prompt)]
     logprobs = -1 if body.logprobs is None else body.logprobs
     session = session_key(request.headers, _first_words(body.prompt))
     generations = services.generations(Asked(call, "prompt", session, body.max_tokens, logprobs), prompts, body)
@@ -50,20 +50,25 @@ def _first_words(prompt: str | list[Any]) -> str:
     return prompt if isinstance(prompt, str) else repr(prompt[:PREFIX_CHARS])
 
 
-def _prompts(prompt: str | list[Any]) -> list[str | Ids]:
+def _prompts(services: Services, prompt: str | list[Any]) -> list[str | Ids]:
     """The four shapes of `prompt` as a list of texts or id arrays. Raises InvalidRequestError."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise InvalidRequestError("prompt: the list is empty", "prompt")
     if isinstance(prompt[0], int):
-        return [_ids(prompt, "prompt")]
+        return [_ids(services, prompt, "prompt")]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequestError(f"prompt: {len(prompt)} prompts, at most {MAX_PROMPTS} are served at once", "prompt")
-    return [one if isinstance(one, str) else _ids(one, f"prompt[{index}]") for index, one in enumerate(prompt)]
+    return [
+        one if isinstance(one, str) else _ids(services, one, f"prompt[{index}]") for index, one in enumerate(prompt)
+    ]
 
 
-def _ids(prompt: object, field: str) -> Ids:
+def _ids(services: Services, prompt: object, field: str) -> Ids:
+    limit = services.submitter.facts.max_model_len
+    if isinstance(prompt, list) and len(prompt) >= limit:  # known before millions of ids are looked at
+        raise ContextLengthError(len(prompt), limit, "prompt")
     try:
         return np.array(msgspec.convert(prompt, list[int]), np.int32)
     except (msgspec.ValidationError, OverflowError) as error:

@@ -18,7 +18,8 @@ from server.errors import InternalError, outside_handlers
 
 # Agents pause for minutes between turns; a closed connection costs them a retry.
 KEEP_ALIVE_S: Final = 900.0
-# From the first byte of a request's head to its end: a client that trickles it holds a connection and nothing more.
+# From the start of a connection, or the first byte of a later request's head, to the end of that head: a client that
+# trickles it, or says nothing, holds a connection and nothing more.
 HEAD_TIMEOUT_S: Final = 30.0
 
 
@@ -27,12 +28,16 @@ class Connection(RequestHandler):
 
     _head_timer: asyncio.TimerHandle | None = None
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A connection that never says anything is cut off like a head that never ends."""
+        super().connection_made(transport)
+        self._start_timer()
+
     def data_received(self, data: bytes) -> None:
         """Watch for heads that begin and do not end."""
         super().data_received(data)
         if self._current_request is None and not self._messages and self.transport is not None:
-            if self._head_timer is None:
-                self._head_timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self.force_close)
+            self._start_timer()
         else:
             self._stop_timer()
 
@@ -54,6 +59,10 @@ class Connection(RequestHandler):
         response = outside_handlers(status, message or str(exc)).response()
         response.force_close()
         return response
+
+    def _start_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self.force_close)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 # Seconds after which a client may try again; short, since ranks come back and queues move within seconds.
 RETRY_AFTER_S: Final = 1
+# Of a client's own words in an error: enough to recognise them.
+QUOTED_CHARS: Final = 80
 
 
 class ApiError(Exception):
@@ -113,9 +115,10 @@ class ContextLengthError(InvalidRequestError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, max_model_len: int, param: str) -> None:
+    def __init__(self, prompt_tokens: int, max_model_len: int, param: str, *, at_least: bool = False) -> None:
+        has = "has at least" if at_least else "has"
         super().__init__(
-            f"This model's maximum context length is {max_model_len} tokens, but the prompt has {prompt_tokens} "
+            f"This model's maximum context length is {max_model_len} tokens, but the prompt {has} {prompt_tokens} "
             "tokens and at least one is needed for the answer.",
             param,
         )
@@ -135,7 +138,8 @@ class UnknownModelError(InvalidRequestError):
     code = "model_not_found"
 
     def __init__(self, model: str, served: str) -> None:
-        super().__init__(f"The model '{model}' does not exist; this server serves '{served}'.", "model")
+        named = model if len(model) <= QUOTED_CHARS else model[:QUOTED_CHARS] + "..."
+        super().__init__(f"The model '{named}' does not exist; this server serves '{served}'.", "model")
 
 
 class UnknownPathError(InvalidRequestError):

@@ -16,7 +16,8 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Repetition = Annotated[float, Meta(gt=0, le=10)]
+# Below a hundredth a logit divided by it leaves what float32 can hold.
+Repetition = Annotated[float, Meta(ge=0.01, le=10)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -158,4 +159,5 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """`POST /detokenize`."""
 
     model: str = ""
-    tokens: list[TokenId]
+    # Above any context; decoding them holds the loop.
+    tokens: Annotated[list[TokenId], Meta(max_length=2**20)]

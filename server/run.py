@@ -179,6 +179,8 @@ def _listen(config: Config) -> socket.socket:
             listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            # Not only bound: until somebody listens, a second server could bind the same port, and never serve.
+            listener.listen(BACKLOG)
         except (OSError, UnicodeError) as error:  # UnicodeError: no such name could exist
             raise ConfigError(f"--host {config.host} --port {config.port}: cannot listen there: {error}") from None
         opened.pop_all()

@@ -5,7 +5,7 @@
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-run_dir=${DEEPINFER_RUN_DIR:-$root/.run}
+run_dir=$(realpath -m -- "${DEEPINFER_RUN_DIR:-$root/.run}")
 pid_file=$run_dir/server.pid
 log_file=$run_dir/server.log
 python=${DEEPINFER_PYTHON:-$root/.venv/bin/python}
@@ -17,26 +17,35 @@ stop_timeout_s=${DEEPINFER_STOP_TIMEOUT:-60}
 
 # The pid of our running server, or nothing: a number in a stale file may be somebody else's process by now.
 running_pid() {
-    local pid
+    local pid argv=()
     pid=$(cat -- "$pid_file" 2>/dev/null) || return 0
     [[ $pid =~ ^[0-9]+$ ]] || return 0
-    if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q -- '-m server'; then echo "$pid"; fi
+    { mapfile -d '' -t argv <"/proc/$pid/cmdline"; } 2>/dev/null || return 0
+    if [[ ${argv[1]:-} == -m && ${argv[2]:-} == server ]]; then echo "$pid"; fi
 }
 
 start() {
     local pid
+    mkdir -p -- "$run_dir"
+    # One start at a time: two would both find nothing running. The server must not inherit the lock.
+    exec 9>"$run_dir/lock"
+    if ! flock -n 9; then
+        echo "another start is under way in $run_dir" >&2
+        return 1
+    fi
     pid=$(running_pid)
     if [[ -n $pid ]]; then
         echo "already running as process $pid" >&2
         return 1
     fi
-    mkdir -p -- "$run_dir"
     : >"$log_file"
-    cd -- "$root"
     # A session of its own: closing this terminal does not end it.
-    setsid "$python" -m server "$@" >>"$log_file" 2>&1 </dev/null &
+    PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} setsid "$python" -m server "$@" >>"$log_file" 2>&1 </dev/null 9>&- &
     pid=$!
-    echo "$pid" >"$pid_file"
+    if ! echo "$pid" >"$pid_file"; then
+        kill -KILL "$pid" # nobody could stop it later
+        return 1
+    fi
     wait_ready "$pid"
 }
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from ipc.messages import Sampling
 from server.account import Account, Call
 from server.config import Config
-from server.errors import InvalidRequestError, UnknownModelError
+from server.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from server.events import EventWriters
 from server.fields import Message, SamplingFields
 from server.generate import Generation
@@ -66,6 +66,7 @@ class Services:
     async def encode(self, prompt: str | Prompt, param: str, *, add_special_tokens: bool) -> Ids:
         """Ids of a prompt, off the loop when it is long. Raises InvalidRequestError naming the field."""
         size = len(prompt if isinstance(prompt, str) else prompt.text)
+        self._check_length(size, param)
         await self.turns.breathe(size)
         try:
             ids = await self.encoder.encode_async(prompt, add_special_tokens)
@@ -73,6 +74,12 @@ class Services:
             raise InvalidRequestError(f"{param}: {error}", param) from error
         await self.turns.breathe(size)
         return ids
+
+    def _check_length(self, characters: int, param: str) -> None:
+        """Refuse a text that cannot fit the context before it costs minutes of encoding. Raises ContextLengthError."""
+        longest, limit = self.tokenizer.characters_per_token, self.submitter.facts.max_model_len
+        if characters > longest * limit:
+            raise ContextLengthError(characters // longest, limit, param, at_least=True)
 
     def generations(self, asked: Asked, prompts: Sequence[Ids], request: SamplingFields) -> list[Generation]:
         """One for each answer of each prompt, `n` in a row, not yet started; lowers max_tokens to what is left.

@@ -34,6 +34,8 @@ CHECK_INTERVAL_S: Final = 0.5
 LOAD_TIMEOUT_S: Final = 3600.0
 # An idle rank beats every second; this much silence is a stopped or stuck process.
 IDLE_TIMEOUT_S: Final = 15.0
+# The check itself is this late only if the process was stopped or starved: its ranks' silence then proves nothing.
+OVERSLEPT_S: Final = 5.0
 # Orderly ranks leave within one step; longer ones are killed.
 STOP_GRACE_S: Final = 5.0
 # Failures in a row, none of them reaching ready, after which restarting is hopeless.
@@ -152,12 +154,23 @@ class Supervisor:
         watched.rank.restarts += 1
         try:
             self._spawn(watched)
-        except (OSError, IpcError) as error:  # no descriptor, memory or process left
-            self._on_fatal(f"engine rank {watched.rank.index} cannot be started again: {error}")
+        except (OSError, IpcError) as error:  # no descriptor, memory or process left, perhaps for a moment only
+            watched.disconnect()
+            watched.failed_starts += 1
+            log.error("rank %d cannot be started again: %s", watched.rank.index, error)
+            if self._hopeless(watched):
+                self._on_fatal(f"engine rank {watched.rank.index} cannot be started again: {error}")
+            else:
+                self._keep(self._restart(watched))
 
     async def _check_forever(self) -> None:
         while True:
+            before = time.monotonic()
             await asyncio.sleep(CHECK_INTERVAL_S)
+            if time.monotonic() - before > CHECK_INTERVAL_S + OVERSLEPT_S:
+                # This process stood still, and perhaps the ranks with it, as in a paused container.
+                for watched in self._watched:
+                    watched.started = time.monotonic()
             for watched in self._watched:
                 self._check(watched)
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+# Characters that a normalizer makes one of, at the most: a letter and its marks.
+MAX_SHRINKING: Final = 8
+
+
 class TextTokenizer:
     """A loaded tokenizer. Safe to use from several threads once built."""
 
@@ -31,6 +35,9 @@ class TextTokenizer:
         self.backend.no_truncation()
         self.backend.no_padding()
         self.pieces: Final = Pieces(self.backend)
+        # A text longer than that many times its tokens cannot be: known before it is encoded.
+        longest = max(map(len, self.backend.get_vocab(with_added_tokens=True)))
+        self.characters_per_token: Final = longest * (1 if self.backend.normalizer is None else MAX_SHRINKING)
         self.vocab_size: Final = 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
 
     @property
