@@ -59,6 +59,28 @@ def test_ctrl_c_ends_a_server_like_sigterm(model: Path) -> None:
         assert len(server.family()) == 2
 
 
+def test_of_two_servers_on_one_port_one_serves_and_one_says_why(model: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = f"--port={probe.getsockname()[1]}"
+    with tempfile.TemporaryFile("w+") as log:
+        # Started in the same moment: both may bind, only one may listen.
+        both = [start(["--model", str(model), port], None, log.fileno()) for _ in range(2)]
+        try:
+            eventually(lambda: any(process.poll() is not None for process in both), "one of two servers ends")
+            (loser,) = [process for process in both if process.poll() is not None]
+            (winner,) = [process for process in both if process is not loser]
+            assert loser.returncode == 2
+            assert winner.stdout is not None
+            assert winner.stdout.readline().startswith("ready: ")
+        finally:
+            for process in both:
+                process.terminate()
+                process.communicate(timeout=DEADLINE_S)
+        log.seek(0)
+        assert f"--port {port.removeprefix('--port=')}: cannot listen there" in log.read()
+
+
 async def test_running_requests_end_before_the_server_does(model: Path) -> None:
     with RunningServer(model, environ=SLOW) as server:
         family = server.family()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
+from server.body import MAX_MESSAGES
 from tests.byte_tokenizer import MAX_MODEL_LEN, write_model
 from tests.http_calls import CHAT, FIXED, HELLO, HELLO_IDS, TEXT, post, refusal
 from tests.serving import RunningServer
@@ -181,3 +183,19 @@ async def test_a_client_that_leaves_in_its_own_body_leaves_no_trace(server: Runn
         await post(client, TEXT, prompt="after", **FIXED)
     server.wait_idle()
     assert "Traceback" not in server.log()[before:]
+
+
+async def test_what_cannot_fit_the_context_is_refused_before_it_is_looked_at(server: RunningServer) -> None:
+    too_long = "x" * 500_000
+    many = [{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (TEXT, {"prompt": too_long}, "at least"),
+        (TEXT, {"prompt": [1] * 200_000}, "200000 tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": too_long}]}, "at least"),
+        (CHAT, {"messages": many}, f"at most {MAX_MESSAGES}"),
+    ]
+    async with aiohttp.ClientSession(server.address) as client:
+        for path, body, told in cases:
+            async with client.post(path, data=io.BytesIO(json.dumps(body).encode())) as answer:
+                assert answer.status == 400
+                assert told in (await answer.json())["error"]["message"]
