@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -54,6 +55,7 @@ def run(config: Config) -> int:
 
 
 async def _serve(config: Config) -> int:
+    _raise_descriptor_limit()
     listener = _listen(config)
     become_subreaper()
     server = _Server(config)
@@ -169,6 +171,12 @@ class _Server:
             for stream in rank.slots.streams():
                 stream.cancel()
                 stream.fail(ShuttingDownError("the server is shutting down"))
+
+
+def _raise_descriptor_limit() -> None:
+    """As many descriptors as this user may have: each connection is one, and the usual soft limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listen(config: Config) -> socket.socket:
