@@ -29,7 +29,8 @@ log = logging.getLogger("engine")
 _PR_SET_PDEATHSIG: Final = 1
 # How often a compute thread looks for its peers before it sleeps: some microseconds. By default it spins for
 # milliseconds, hundreds of times a step, on a core that its peer may need when other processes are about: a busy
-# neighbour made tokens 15 times slower that way, and 3 times this way. It costs a few percent on a quiet machine.
+# neighbour made tokens 15 times slower that way, two to three times this way. On a quiet machine it costs a few
+# percent.
 SPINS: Final = "3000"
 
 

@@ -1,6 +1,7 @@
 """One HTTP connection: aiohttp's own, with bounds on what a client may leave unfinished.
 
-A request head that does not end is cut off, and bytes that are no HTTP get an answer in the API's own error shape.
+A request head that does not end, or never begins on a new connection, is cut off, and bytes that are no HTTP get an
+answer in the API's own error shape.
 How bodies are bounded is `body.py`'s.
 """
 

@@ -1,6 +1,6 @@
 """From a Config to an exit status: socket, ranks, tokenizer, HTTP, signals, drain.
 
-The socket is bound first, so a taken port fails before a rank is started; ranks load while the tokenizer does.
+The socket listens first, so a taken port fails before a rank is started; ranks load while the tokenizer does.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _with_model(config: Config) -> Config:
     """The config with a model folder: the demo model when none was named. Raises ConfigError."""
     if config.model:
         return config.named(config.model)
-    # In a process of its own: converting needs torch, which this process never loads.
+    # In a process of its own: what it loads to convert a checkpoint should not stay in this one.
     made = subprocess.run(
         [sys.executable, "-m", "engine.demo"], stdout=subprocess.PIPE, text=True, check=False,
         cwd=Path(__file__).resolve().parents[1],
