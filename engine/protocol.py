@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ipc.messages import Event, Facts, Stats, Submit
+from hicache.pool import HostPool
+from ipc.messages import CacheStore, Event, Facts, Stats, Submit
 
 
 class RequestRefusedError(ValueError):
@@ -43,8 +44,20 @@ class Engine(Protocol):
         """Drop a request and free all it held. False: it is not here (it ended before)."""
         ...
 
+    def attach(self, pool: HostPool) -> None:
+        """Use this host pool from now on; before the first request. Raises LaunchError where it cannot be pinned."""
+        ...
+
+    def store(self, command: CacheStore) -> None:
+        """Copy offered pages to the host; the answer is among the events of a later step."""
+        ...
+
+    def forget(self) -> None:
+        """Reuse no block whose page is known now."""
+        ...
+
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step would do anything; also copies and events that wait count."""
         ...
 
     def step(self) -> StepOutput:

@@ -47,6 +47,26 @@ class Sampling(msgspec.Struct, frozen=True):
     logprobs: int = -1  # -1: none; k >= 0: the token's own and the k best
 
 
+class CachePlan(msgspec.Struct, frozen=True):
+    """What to do with a prompt's pages: a part of its Submit, made by `hicache/plan.py`.
+
+    Host slots are rows of the pool that all ranks share. Every plan is answered by one CacheLoaded, and by one
+    CacheStored if it has anything to store, whatever becomes of its request.
+    """
+
+    plan: int  # its name in the answers
+    root: bytes  # 16 bytes: where the chain of keys begins (caller, model, layout)
+    keys: bytes  # 16 bytes a page, for each whole page of the prompt
+    reuse: bool = True  # False: compute the whole prompt, also where the device still has its pages
+    load: bytes = b""  # uint32 host slots of the prompt's first pages
+    load_sums: bytes = b""  # uint64 checksums of these pages, to be checked; empty: not checked
+    load_state: int = -1  # host slot of the state behind these pages; -1: the model has none
+    load_state_sum: int = 0  # its checksum; looked at only where there are load_sums
+    store_from: int = 0  # the page that goes into the first slot of `store`
+    store: bytes = b""  # uint32 host slots for pages from there on, once the prompt is computed
+    store_states: tuple[tuple[int, int], ...] = ()  # (pages before the state, host state slot)
+
+
 class Submit(msgspec.Struct, frozen=True, tag=1):
     """A new request. `slot` and `generation` name it in every later message and token record."""
 
@@ -58,6 +78,7 @@ class Submit(msgspec.Struct, frozen=True, tag=1):
     sampling: Sampling
     min_tokens: int = 0  # no end-of-sequence id before that many tokens
     ignore_eos: bool = False
+    cache: CachePlan | None = None  # None: nothing is reused and nothing kept
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=2):
@@ -71,7 +92,28 @@ class Shutdown(msgspec.Struct, frozen=True, tag=3):
     """Leave the loop after this pass; running requests are dropped."""
 
 
-Command = Submit | Cancel | Shutdown
+class CacheAttach(msgspec.Struct, frozen=True, tag=4):
+    """The host pool has its size now: map it, and be ready. Answers Loaded."""
+
+    pages: int
+    page_bytes: int
+    states: int
+    state_bytes: int
+
+
+class CacheStore(msgspec.Struct, frozen=True, tag=5):
+    """Store pages that were offered, as far as the device still has them. Answered by one CacheStored."""
+
+    plan: int
+    keys: bytes  # 16 bytes a page
+    store: bytes  # uint32 host slots
+
+
+class CacheForget(msgspec.Struct, frozen=True, tag=6):
+    """Reuse nothing of what the device holds now; running requests keep theirs."""
+
+
+Command = Submit | Cancel | Shutdown | CacheAttach | CacheStore | CacheForget
 
 
 # ---- engine -> server (event ring) ----
@@ -93,9 +135,17 @@ class Facts(msgspec.Struct, frozen=True):
     page_bytes: int  # one block, all layers
     state_bytes: int = 0  # per state slot; 0: the model keeps everything in pages
     num_states: int = 0
+    state_window: int = 0  # a prompt's states are still there for boundaries this near to its end, in tokens
+    first_state: int = 0  # the lowest boundary that has a state, in tokens
     keep_tokens: int = 1  # tail of a prompt that must always be computed
     layout_digest: str = ""  # equal digests: pages of one rank mean the same on the other
     lockstep: bool = False  # ranks step together and live and die together
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=21):
+    """The model is loaded; the rank waits for CacheAttach. Only where its launch names a host pool."""
+
+    facts: Facts
 
 
 class Ready(msgspec.Struct, frozen=True, tag=16):
@@ -134,7 +184,40 @@ class Stats(msgspec.Struct, frozen=True, tag=19):
     preemptions: int
     prefill_tokens: int
     decode_tokens: int
+    blocks_cached: int = 0  # of the blocks not in use: those that hold pages to reuse
     stalls: int = 0  # passes skipped because the server did not drain its rings
+
+
+class CacheLoaded(msgspec.Struct, frozen=True, tag=22):
+    """What a request reused: published before its first token, or when it ended without one.
+
+    Its host slots are not read any more.
+    """
+
+    plan: int
+    device_tokens: int = 0  # of its prompt, from blocks still on the device
+    host_tokens: int = 0  # and copied from the host pool
+    deferred: bool = False  # it had to wait for device blocks
+    bad: int = -1  # index in `load` of a page with a wrong checksum; len(load): the state
+    error: str = ""  # why loading failed; the prompt was then computed
+
+
+class CacheStored(msgspec.Struct, frozen=True, tag=23):
+    """The first `pages` slots of a plan, and these states, hold what they were meant for. The others hold nothing."""
+
+    plan: int
+    pages: int = 0
+    sums: bytes = b""  # uint64 checksums of these pages
+    states: tuple[tuple[int, int], ...] = ()  # (host state slot, checksum)
+    error: str = ""
+
+
+class CacheOffer(msgspec.Struct, frozen=True, tag=24):
+    """Whole pages that an ended request computed beyond those of its prompt; for a while the device still has them."""
+
+    parent: bytes  # key of the page before them, or the root
+    keys: bytes  # 16 bytes a page
+    ids: bytes  # their tokens, little-endian int32
 
 
 class Failed(msgspec.Struct, frozen=True, tag=20):
@@ -143,7 +226,7 @@ class Failed(msgspec.Struct, frozen=True, tag=20):
     message: str
 
 
-Event = Ready | RequestError | TopLogprobs | Stats | Failed
+Event = Loaded | Ready | RequestError | TopLogprobs | Stats | CacheLoaded | CacheStored | CacheOffer | Failed
 
 
 # ---- argv of an engine process ----
@@ -155,6 +238,13 @@ class LinkFds(msgspec.Struct, frozen=True):
     segment: int
     to_engine: int
     to_server: int
+
+
+class PoolFds(msgspec.Struct, frozen=True):
+    """Inherited descriptors of the host pool; its sizes come with CacheAttach."""
+
+    pages: int
+    states: int
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -175,3 +265,4 @@ class Launch(msgspec.Struct, frozen=True):
     num_kv_blocks: int = 0  # 0: sized from memory
     gpu_memory_utilization: float = 0.9
     log_interval_steps: int = 200
+    pool: PoolFds | None = None  # None: no prefix is reused
