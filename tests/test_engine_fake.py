@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fake import FakeEngine, FakePace
+from engine.fake import FakeEngine
+from engine.fake_settings import FakePace
 from engine.fake_rows import BLOCK_TOKENS
 from engine.protocol import RequestRefusedError
 from ipc.messages import Finish, Flag, Submit, TopLogprobs

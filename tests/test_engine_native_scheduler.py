@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.native.blocks import BlockManager
+from engine.blocks import BlockManager
 from engine.native.scheduler import Scheduler, Span
 from engine.native.sequence import BLOCK_SIZE, Sequence, blocks_for
 from ipc.messages import Sampling
