@@ -198,4 +198,6 @@ class Stores:
                 states = tuple(zip(store.state_slots.tolist(), sums.tolist(), strict=True))
             except TransferError as error:
                 store.error = str(error)
-        return CacheStored(store.plan, store.limit, b"".join(part.tobytes() for part in store.sums), states, store.error)
+        return CacheStored(
+            store.plan, store.limit, b"".join(part.tobytes() for part in store.sums), states, store.error
+        )

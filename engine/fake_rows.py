@@ -87,9 +87,7 @@ class Rows:
         self.held: list[list[int]] = [[] for _ in range(count)]
         self._requests: list[Submit | None] = [None] * count
 
-    def open(
-        self, row: int, request: Submit, prefix: Prefix | None, blocks: list[int], max_model_len: int
-    ) -> None:
+    def open(self, row: int, request: Submit, prefix: Prefix | None, blocks: list[int], max_model_len: int) -> None:
         ids = np.frombuffer(request.ids, "<i4")
         self.live[row] = True
         self.slot[row], self.generation[row] = request.slot, request.generation

@@ -56,9 +56,7 @@ class Offload:
     def attach(self, transfer: Transfer, page_bytes: int) -> None:
         """Plans may come from now on."""
         pages_per_second = transfer.bytes_per_second / page_bytes
-        self._copying = _Copying(
-            transfer, Loads(transfer), Stores(transfer, self._blocks), Budget(pages_per_second)
-        )
+        self._copying = _Copying(transfer, Loads(transfer), Stores(transfer, self._blocks), Budget(pages_per_second))
 
     def detach(self) -> None:
         """Let go of the pool; what was to be copied is not, and what is owed stays unanswered."""

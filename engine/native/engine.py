@@ -9,15 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.blocks import BlockManager
 from engine.native.adjust import Row, needs_history
 from engine.native.architecture import context_length
 from engine.native.batch import Batch, build
-from engine.blocks import BlockManager
 from engine.native.device import choose_device, choose_threads
 from engine.native.errors import LaunchError
 from engine.native.history import TokenHistory
@@ -35,6 +36,9 @@ from hicache.pool import HostPool
 from hicache.transfer import TransferError, open_transfer
 from ipc.layout import TOKEN_DTYPE
 from ipc.messages import CacheStore, Event, Facts, Finish, Flag, Launch, RequestError, Stats, Submit, TopLogprobs
+
+# Copies between memories of the same machine: a few threads fill its bandwidth.
+MAX_COPY_THREADS: Final = 4
 
 Observer = Callable[[Batch, torch.Tensor], None]
 """Sees every step's batch and its logits before they are adjusted; must not keep the tensor."""
@@ -55,9 +59,7 @@ class NativeEngine:
         self._pool = PagePool(layout, num_blocks, device)
         self._blocks = BlockManager(num_blocks, self._pool.clear)
         self._offload = Offload(self._blocks)
-        self._scheduler = Scheduler(
-            self._blocks, self._offload, launch.max_num_seqs, launch.max_num_batched_tokens
-        )
+        self._scheduler = Scheduler(self._blocks, self._offload, launch.max_num_seqs, launch.max_num_batched_tokens)
         self._runner = Runner(loaded.model, self._pool)
         self._sampler = Sampler(loaded.eos_ids)
         self._observe = observe
@@ -152,7 +154,7 @@ class NativeEngine:
         """Use this host pool from now on; before the first request. Raises LaunchError where it cannot be pinned."""
         pages = self.pages()
         try:
-            transfer = open_transfer(self._pool.bytes if pages is None else pages, None, pool, COPY_THREADS)
+            transfer = open_transfer(self._pool.bytes if pages is None else pages, None, pool, _copy_threads())
         except TransferError as error:
             raise LaunchError(f"the host pool cannot be used: {error}") from error
         self._offload.attach(transfer, self._facts.page_bytes)
@@ -260,6 +262,10 @@ class NativeEngine:
         del self._runner, self._pool
         if self._facts.device == "cuda":
             torch.cuda.empty_cache()
+
+
+def _copy_threads() -> int:
+    return min(MAX_COPY_THREADS, torch.get_num_threads())
 
 
 def _measured_blocks(

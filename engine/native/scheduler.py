@@ -30,9 +30,7 @@ class Scheduler:
     "last of running" is the latest arrival and why putting a victim in front of the queue keeps the order.
     """
 
-    def __init__(
-        self, blocks: BlockManager, offload: Offload, max_num_seqs: int, max_num_batched_tokens: int
-    ) -> None:
+    def __init__(self, blocks: BlockManager, offload: Offload, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         assert max_num_seqs > 0
         assert max_num_batched_tokens > 0
         self._blocks = blocks
