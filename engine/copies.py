@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from engine.blocks import BlockManager
 from engine.prefix import Int32, Prefix, UInt32, UInt64
 from hicache.transfer import Ticket, Transfer, TransferError
-from ipc.messages import CacheStored
+from ipc.messages import CacheLoaded, CacheStored
+
+_NO_BLOCKS: Final = np.empty(0, np.int32)
+_NO_SLOTS: Final = np.empty(0, np.uint32)
 
 
 @dataclass(eq=False, slots=True)
@@ -32,9 +36,37 @@ class Loads:
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
         self._queue: deque[Load] = deque()
+        self._answers: deque[tuple[Ticket | None, CacheLoaded]] = deque()
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    @property
+    def unsettled(self) -> int:
+        """Answers that wait until the device has read what it was told to read."""
+        return len(self._answers)
+
+    def answer(self, event: CacheLoaded) -> None:
+        """Say this once all copies begun so far are over: then its host pages may be let go."""
+        try:
+            # A store of nothing: done when everything queued on the device before it is.
+            fence = self._transfer.store(_NO_BLOCKS, _NO_SLOTS)
+        except TransferError:
+            fence = None
+        self._answers.append((fence, event))
+
+    def settled(self) -> list[CacheLoaded]:
+        """Answers whose time has come, each once."""
+        ready = []
+        while self._answers and self._reached(self._answers[0][0]):
+            ready.append(self._answers.popleft()[1])
+        return ready
+
+    def _reached(self, fence: Ticket | None) -> bool:
+        try:
+            return fence is None or self._transfer.done(fence)
+        except TransferError:  # whatever broke, nothing is read any more
+            return True
 
     def add(self, load: Load) -> None:
         """Queue a load."""

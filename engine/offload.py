@@ -39,7 +39,11 @@ class _Copying(NamedTuple):
 
     @property
     def busy(self) -> bool:
-        return bool(self.loads) or bool(self.stores)
+        return bool(self.loads) or self.waits_for_device
+
+    @property
+    def waits_for_device(self) -> bool:
+        return bool(self.stores) or bool(self.loads.unsettled)
 
 
 class Offload:
@@ -192,11 +196,13 @@ class Offload:
 
     def rest(self) -> None:
         """Nothing is to be computed now: don't spin where only the device is at work."""
-        if self._copying is not None and self._copying.stores and not self._copying.loads:
+        if self._copying is not None and self._copying.waits_for_device and not self._copying.loads:
             time.sleep(TICKET_PAUSE_S)
 
     def take_events(self) -> list[Event]:
         """What is to be told, oldest first; each event once."""
+        if self._copying is not None:
+            self._events += self._copying.loads.settled()
         events, self._events = self._events, []
         return events
 
@@ -204,21 +210,21 @@ class Offload:
         copied, ended = copying.loads.advance(copying.budget.left)
         copying.budget.take(copied)
         for load in ended:
-            self._loaded(load)
+            self._loaded(copying, load)
 
-    def _loaded(self, load: Load) -> None:
+    def _loaded(self, copying: _Copying, load: Load) -> None:
         prefix = load.prefix
         prefix.loading = False
         # Known at once: should it be preempted before its prompt is computed, the pages are still here.
         self._know(prefix, prefix.prompt[: prefix.pages * PAGE_TOKENS], load.table[: prefix.pages].tolist())
-        self._events.append(prefix.loaded())
+        copying.loads.answer(prefix.loaded())
 
     def _stop_loading(self, prefix: Prefix) -> None:
         if self._copying is None or not prefix.loading:
             return
         if self._has_states:
             prefix.pages = 0
-        self._loaded(self._copying.loads.drop(prefix))
+        self._loaded(self._copying, self._copying.loads.drop(prefix))
 
     def _store(self, copying: _Copying, pages: int) -> None:
         begun, ended = copying.stores.advance(pages)
