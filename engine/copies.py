@@ -163,6 +163,11 @@ class Stores:
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def next_pages(self) -> int:
+        """Pages of the oldest store that were not begun."""
+        return self._queue[0].limit - self._queue[0].begun if self._queue else 0
+
     def add(self, store: Store) -> None:
         """Hold the blocks and queue the store. Its states go at once: the next step changes their rows."""
         self._blocks.share(store.blocks)

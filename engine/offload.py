@@ -186,11 +186,12 @@ class Offload:
         budget.close()
 
     def relieve(self) -> bool:
-        """Blocks are short: end all stores now. False: there is none."""
+        """Blocks are short: end the oldest store now. False: there is none."""
         if self._copying is None or not self._copying.stores:
             return False
-        while self._copying.stores:
-            self._store(self._copying, self._blocks.total)
+        before = len(self._copying.stores)
+        while len(self._copying.stores) == before:
+            self._store(self._copying, self._copying.stores.next_pages)
             self.rest()
         return True
 
