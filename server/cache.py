@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from hicache import keys
 from hicache.plan import Look, Planner, RankCounts, Reason, Rules
@@ -31,7 +31,6 @@ T = TypeVar("T")
 # One fault may be bad luck; after three the memory, a rank or we cannot be trusted with what people asked.
 MAX_FAULTS: Final = 3
 _SECRET_BYTES: Final = 32
-_SLOT_BYTES: Final = 4
 
 
 class State(StrEnum):
@@ -61,6 +60,15 @@ class TierCounts:
     host_hits: int = 0
 
 
+class Usage(NamedTuple):
+    """Slots of the pool."""
+
+    pages_used: int
+    pages_total: int
+    states_used: int
+    states_total: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Open:
     """A submitted plan whose rank has not told yet what it loaded."""
@@ -85,6 +93,7 @@ class Cache:
         self._verify_loads = verify_loads
         self._planner: Planner | None = None
         self._open: dict[int, _Open] = {}
+        self._storing: dict[int, int] = {}  # plan -> its rank, until it has told what it stored
         self.faults = 0
         self.scrubbed_pages = 0
         self._epoch = 0
@@ -121,7 +130,7 @@ class Cache:
         planner, tokens = self._planner, len(work.ids)
         if planner is None or self.state is not State.ON:
             return Prospect(tokens, Reuse(str(self.state)))
-        look = self._guarded("look", lambda: planner.look(self._root(work.caller), work.ids, work.session))
+        look = self._guarded("look", lambda: planner.look(self._root(work.caller), work.ids))
         if look is None:
             return Prospect(tokens, Reuse(FAILED))
         if not work.reuse:
@@ -135,16 +144,24 @@ class Cache:
             return None
         plan = self._guarded("plan", lambda: planner.plan(rank, look, reuse=work.reuse))
         if plan is not None:
-            prospect.tokens = len(work.ids) - len(plan.load) // _SLOT_BYTES * keys.PAGE_TOKENS
+            # What was looked up may have been stored or evicted since.
+            prospect.tokens, prospect.reuse.why = look.uncached_tokens, str(look.reason)
             self._open[plan.plan] = _Open(rank, len(work.ids), not work.reuse, prospect.reuse)
+            if plan.store or plan.store_states:
+                self._storing[plan.plan] = rank
         return plan
 
     def withdraw(self, plan: CachePlan | CacheStore) -> None:
         """The plan never reached its rank."""
         planner = self._planner
         self._open.pop(plan.plan, None)
+        self._storing.pop(plan.plan, None)
         if planner is not None:
             self._guarded("withdraw", lambda: planner.withdraw(plan.plan))
+
+    def owner(self, plan: int) -> int | None:
+        """The rank that is storing for this plan; None once it has."""
+        return self._storing.get(plan)
 
     def settled(self, plan: int, callback: Callable[[], None]) -> None:
         """Call back once what that plan stores is there, or will not be."""
@@ -168,6 +185,7 @@ class Cache:
 
     def stored(self, rank: int, event: CacheStored) -> None:
         """What a plan stored may be looked up, the rest of its slots is free."""
+        self._storing.pop(event.plan, None)
         if event.error:
             self.fault(f"rank {rank} could not store pages: {event.error}")
         planner = self._planner
@@ -179,11 +197,15 @@ class Cache:
         planner = self._planner
         if planner is None or self.state is not State.ON:
             return None
-        return self._guarded("offered", lambda: planner.offered(rank, event))
+        command = self._guarded("offered", lambda: planner.offered(rank, event))
+        if command is not None:
+            self._storing[command.plan] = rank
+        return command
 
     def drop_rank(self, rank: int) -> None:
         """Its process is gone: nobody reads or writes what it had pinned or reserved."""
         self._open = {plan: opened for plan, opened in self._open.items() if opened.rank != rank}
+        self._storing = {plan: owner for plan, owner in self._storing.items() if owner != rank}
         planner = self._planner
         if planner is not None:
             self._guarded("drop_rank", lambda: planner.drop_rank(rank))
@@ -229,7 +251,20 @@ class Cache:
 
     def counts(self, rank: int) -> RankCounts | None:
         """A rank's counters; None where there is no pool."""
-        return None if self._planner is None else self._planner.counts[rank]
+        return None if self._planner is None else self._planner.rank_counts(rank)
+
+    def cache_counts(self, rank: int) -> tuple[int, int, int]:
+        """Prompt tokens that a rank's requests could have reused, found on its device, copied from the host."""
+        tiers = self.tiers[rank]
+        return tiers.queries, tiers.device_hits, tiers.host_hits
+
+    def usage(self) -> Usage | None:
+        """How full the pool is; None where there is none."""
+        planner = self._planner
+        if planner is None:
+            return None
+        shape = planner.shape
+        return Usage(planner.pages_used, shape.pages, planner.states_used, shape.states)
 
     def fault(self, what: str) -> None:
         """Something went wrong with cached pages; too often, and nobody gets any again."""
@@ -258,6 +293,8 @@ class Cache:
         reuse.deferred, reuse.error = event.deferred, event.error
         if event.error or event.bad >= 0:
             reuse.why = FAILED
+        elif self._planner is not None and reuse.cached_tokens >= self._planner.most(opened.prompt_tokens):
+            reuse.why = str(Reason.KEEP_TOKENS)  # the device had more than the host
         if not opened.bypassed:
             tiers.queries += opened.prompt_tokens
             tiers.device_hits += event.device_tokens
