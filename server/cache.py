@@ -293,9 +293,14 @@ class Cache:
         reuse.deferred, reuse.error = event.deferred, event.error
         if event.error or event.bad >= 0:
             reuse.why = FAILED
-        elif self._planner is not None and reuse.cached_tokens >= self._planner.most(opened.prompt_tokens):
+        elif self._planner is not None and reuse.cached_tokens >= _most(opened.prompt_tokens, self._planner.rules.keep_tokens):
             reuse.why = str(Reason.KEEP_TOKENS)  # the device had more than the host
         if not opened.bypassed:
             tiers.queries += opened.prompt_tokens
             tiers.device_hits += event.device_tokens
             tiers.host_hits += event.host_tokens
+
+
+def _most(tokens: int, keep_tokens: int) -> int:
+    """Tokens of a prompt that may be reused at most: whole pages, and the model computes the last ones itself."""
+    return max(0, tokens - keep_tokens) // keys.PAGE_TOKENS * keys.PAGE_TOKENS
