@@ -217,7 +217,7 @@ class Cache:
         planner = self._planner
         if planner is None or self.state is not State.ON:
             return None
-        return self._guarded("next_to_scrub", planner.next_to_scrub)
+        return self._guarded("next_to_scrub", planner.scrub.next_to_scrub)
 
     def scrubbed(self, slot: int, *, right: bool) -> None:
         """The page was compared; a wrong one is found by nobody any more."""
@@ -226,7 +226,7 @@ class Cache:
             self.fault(f"the page in slot {slot} is not what was stored")
         planner = self._planner
         if planner is not None:
-            self._guarded("scrubbed", lambda: planner.done(slot, right))
+            self._guarded("scrubbed", lambda: planner.scrub.done(slot, right))
 
     # ---- what people see and do ----
 
