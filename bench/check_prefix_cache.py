@@ -35,7 +35,7 @@ TIMEOUT_S: Final = 600.0
 TIE: Final = 1e-4
 # One turn in so many goes back and asks the last question anew.
 BRANCH_ODDS: Final = 3
-WORDS: Final = "the sea lies calm and wide while a boat goes out at night with seven lamps to find what was lost".split()
+SENTENCE: Final = "the sea lies calm and wide while a boat goes out at night with seven lamps to find what was lost"
 
 
 class CheckError(Exception):
@@ -92,7 +92,7 @@ async def _check(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 async def _converse(session: aiohttp.ClientSession, number: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    draw = random.Random(f"{args.seed} {number}")  # noqa: S311 - questions, no secrets
+    draw = random.Random(f"{args.seed} {number}")
     messages: list[dict[str, str]] = []
     rows = []
     for turn in range(args.turns):
@@ -111,7 +111,7 @@ async def _converse(session: aiohttp.ClientSession, number: int, args: argparse.
 
 
 def _words(draw: random.Random, most: int) -> str:
-    return " ".join(draw.choices(WORDS, k=draw.randint(1, most)))
+    return " ".join(draw.choices(SENTENCE.split(), k=draw.randint(1, most)))
 
 
 async def _ask(

@@ -52,7 +52,7 @@ def extend(parent: bytes, ids: npt.NDArray[np.int32], /) -> bytes:
     x, y = _PAIR.unpack(parent)
     key = (x, y)
     page_bytes = _PAGE_TOKENS * ids.itemsize
-    view = memoryview(ids).cast("B")
+    view = ids.data.cast("B")
     keys = []
     for at in range(0, len(ids) // _PAGE_TOKENS * page_bytes, page_bytes):
         key = _page_key(key, view[at : at + page_bytes])

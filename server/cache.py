@@ -16,12 +16,13 @@ from typing import Final, NamedTuple, TypeVar
 
 from hicache import keys
 from hicache.plan import Look, Planner, RankCounts, Reason, Rules
+from hicache.plan import PoolShape as PlannedShape
 from hicache.shape import PoolShape
 from ipc.errors import IpcError
 from ipc.messages import CacheForget, CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored, Facts, PoolFds
 from server.pool import SharedPool
 from server.rank import Rank
-from server.reuse import FAILED, OFF, Reuse
+from server.reuse import FAILED, Reuse
 from server.work import Work
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class _Open:
 
     rank: int
     prompt_tokens: int
+    most: int  # of these, how many can be reused
     bypassed: bool
     reuse: Reuse
 
@@ -98,6 +100,7 @@ class Cache:
         self.scrubbed_pages = 0
         self._epoch = 0
         self._identity: tuple[bytes, ...] = ()
+        self._keep_tokens = 1
         if pool is not None:
             pool.on_open = self.open
 
@@ -116,7 +119,8 @@ class Cache:
     def open(self, shape: PoolShape, facts: Facts) -> None:
         """The pool is there: look prompts up from now on."""
         rules = Rules(facts.keep_tokens, facts.first_state, facts.state_window, facts.state_bytes > 0)
-        self._planner = Planner(shape, rules, verify_loads=self._verify_loads)
+        self._keep_tokens = facts.keep_tokens
+        self._planner = Planner(PlannedShape(*shape), rules, verify_loads=self._verify_loads)
         numbers = f"{facts.page_bytes} {facts.state_bytes} {facts.keep_tokens}"
         # The keys of one server process mean nothing to anybody else, so nobody can make two prompts meet.
         secret = secrets.token_bytes(_SECRET_BYTES)
@@ -146,7 +150,7 @@ class Cache:
         if plan is not None:
             # What was looked up may have been stored or evicted since.
             prospect.tokens, prospect.reuse.why = look.uncached_tokens, str(look.reason)
-            self._open[plan.plan] = _Open(rank, len(work.ids), not work.reuse, prospect.reuse)
+            self._open[plan.plan] = _Open(rank, len(work.ids), self._most(len(work.ids)), not work.reuse, prospect.reuse)
             if plan.store or plan.store_states:
                 self._storing[plan.plan] = rank
         return plan
@@ -284,6 +288,10 @@ class Cache:
             self.fault(f"{what}: {type(error).__name__}: {error}")
             return None
 
+    def _most(self, tokens: int) -> int:
+        """Tokens of a prompt that can be reused: whole pages, and the model computes the last ones itself."""
+        return max(0, tokens - self._keep_tokens) // keys.PAGE_TOKENS * keys.PAGE_TOKENS
+
     def _root(self, caller: str) -> bytes:
         return keys.root(*self._identity, caller.encode(), self._epoch.to_bytes(8, "little"))
 
@@ -293,14 +301,12 @@ class Cache:
         reuse.deferred, reuse.error = event.deferred, event.error
         if event.error or event.bad >= 0:
             reuse.why = FAILED
-        elif self._planner is not None and reuse.cached_tokens >= _most(opened.prompt_tokens, self._planner.rules.keep_tokens):
+        elif self._planner is not None and reuse.cached_tokens >= _most(
+            opened.prompt_tokens, self._planner.rules.keep_tokens
+        ):
             reuse.why = str(Reason.KEEP_TOKENS)  # the device had more than the host
         if not opened.bypassed:
             tiers.queries += opened.prompt_tokens
             tiers.device_hits += event.device_tokens
             tiers.host_hits += event.host_tokens
 
-
-def _most(tokens: int, keep_tokens: int) -> int:
-    """Tokens of a prompt that may be reused at most: whole pages, and the model computes the last ones itself."""
-    return max(0, tokens - keep_tokens) // keys.PAGE_TOKENS * keys.PAGE_TOKENS

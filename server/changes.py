@@ -9,7 +9,8 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from server.fields import Message
 
@@ -21,7 +22,8 @@ MAX_MESSAGES: Final = 4096
 MAX_BRANCHES: Final = 4
 
 
-class Changed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Changed:
     """The first message that is not what it was."""
 
     index: int

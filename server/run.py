@@ -112,8 +112,12 @@ class _Server:
 
     async def run(self, listener: socket.socket) -> int:
         supervisor = Supervisor(
-            self._config, self._ranks, self._metrics, self._cache,
-            on_fatal=self.fail, on_lost=self._submitter.rank_lost,
+            self._config,
+            self._ranks,
+            self._metrics,
+            self._cache,
+            on_fatal=self.fail,
+            on_lost=self._submitter.rank_lost,
         )
         if self._pool is not None:
             self._pool.on_fatal = self.fail

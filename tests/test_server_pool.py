@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,13 +35,11 @@ def shared() -> Iterator[SharedPool]:
     pool.close()
 
 
-def facts_of(**fields: object) -> Facts:
-    return msgspec.structs.replace(FACTS, **fields)  # type: ignore[arg-type]
+def facts_of(**fields: Any) -> Facts:
+    return msgspec.structs.replace(FACTS, **fields)
 
 
-async def test_the_first_rank_s_facts_size_it_and_every_rank_is_told(
-    pairs: list[RankPair], shared: SharedPool
-) -> None:
+async def test_the_first_rank_s_facts_size_it_and_every_rank_is_told(pairs: list[RankPair], shared: SharedPool) -> None:
     opened: list[tuple[PoolShape, Facts]] = []
     shared.on_open = lambda shape, facts: opened.append((shape, facts))
     shared.rank_loaded(pairs[0].rank, FACTS)
@@ -70,12 +71,12 @@ async def until_open(config: Config, pair: RankPair, facts: Facts) -> SharedPool
 
 
 async def make(config: Config) -> SharedPool:
-    import asyncio
-
     return await asyncio.to_thread(SharedPool, config)  # it reads files
 
 
-async def test_without_a_size_it_takes_what_memory_allows(pairs: list[RankPair], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_size_it_takes_what_memory_allows(
+    pairs: list[RankPair], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("server.pool.auto_bytes", lambda available, ranks, page_bytes: 5 * page_bytes)
     shared = await until_open(Config(dp=2), pairs[0], FACTS)
     assert shared.host is not None
@@ -131,12 +132,13 @@ async def test_a_page_larger_than_the_pool_is_fatal(pairs: list[RankPair], share
 
 
 def test_descriptors_are_closed_with_it() -> None:
-    import os
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = count()
     shared = SharedPool(Config(hicache_size_gb=SIZE_GB))
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert count() == before + 2
     shared.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert count() == before
     with pytest.raises((SegmentError, ValueError, OSError)):
         shared._files.size(PoolShape(1, 1024, 0, 0))

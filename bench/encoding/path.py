@@ -16,8 +16,8 @@ from ipc.messages import Facts, Submit
 from server.account import Call
 from server.admission import Admission, Limits
 from server.body import parse
-from server.config import Config
 from server.cache import Cache
+from server.config import Config
 from server.events import EventWriters
 from server.fields import ChatRequest
 from server.keys import Keys

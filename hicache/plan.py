@@ -1,0 +1,275 @@
+"""What each request loads from the host pool and stores into it, from its submit to its rank's answers.
+
+Promises: every pin and every reservation belongs to one plan of one rank, and goes when that plan is answered or
+withdrawn, or its rank dropped. A page is stored by one plan at a time. Nothing here waits; who wants to asks `settled`.
+On the server's loop, one thread. Knows nothing of asyncio, HTTP or what a page's bytes are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from hicache.buckets import Slots, Words, key_words
+from hicache.counts import RankCounts
+from hicache.hold import NO_SUMS, Hold
+from hicache.index import NO_PARENT, NO_STATE, Ids, PageIndex
+from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend
+from hicache.look import Look, Looker, Reason, Rules
+from hicache.scrub import Scrubber
+from ipc.messages import CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored
+
+__all__ = ["Look", "Planner", "PoolShape", "RankCounts", "Reason", "Rules"]
+
+# States that one prompt stores: the boundaries nearest to its end, so that a follow-up that changes little of it hits.
+STATES_PER_PROMPT: Final = 4
+# Roots whose chains may be continued by an offer: one a caller, so far more than are busy at a time.
+KNOWN_ROOTS: Final = 4096
+
+log = logging.getLogger(__name__)
+
+
+class PoolShape(NamedTuple):
+    """Sizes of the host pool that all ranks share."""
+
+    pages: int
+    page_bytes: int
+    states: int
+    state_bytes: int
+
+
+class Planner:
+    """One pool's index and all plans on it."""
+
+    def __init__(self, shape: PoolShape, rules: Rules, *, verify_loads: bool = False) -> None:
+        self.shape: Final = shape
+        self.rules: Final = rules
+        self.index: Final = PageIndex(shape.pages, shape.states)
+        self.scrub: Final = Scrubber(self.index)
+        self.counts: Final[dict[int, RankCounts]] = {}
+        self._verify_loads: Final = verify_loads
+        self._looker: Final = Looker(self.index, rules)
+        self._holds: Final[dict[int, Hold]] = {}
+        self._names: Final = itertools.count(1)
+        self._roots: Final[dict[bytes, None]] = {}
+
+    @property
+    def pages_used(self) -> int:
+        """Slots that hold a page or are reserved for one."""
+        return self.index.used
+
+    @property
+    def states_used(self) -> int:
+        """Likewise of states."""
+        return self.index.states.used
+
+    def rank_counts(self, rank: int) -> RankCounts:
+        """The counters of one rank."""
+        return self.counts.setdefault(rank, RankCounts())
+
+    # ---- on the way in ----
+
+    def look(self, root: bytes, ids: Ids, hint: bytes = b"") -> Look:
+        """What of a prompt's `ids` `[n]` can be reused under `root`. Changes nothing; keeps `ids`."""
+        tokens = np.ascontiguousarray(ids, np.int32)
+        look = Look(root, tokens, extend(root, tokens))
+        self._looker.fill(look)
+        return look
+
+    def plan(self, rank: int, look: Look, *, reuse: bool) -> CachePlan:
+        """Pin what is loaded, reserve what is stored. `look` says afterwards what the plan was made from."""
+        if look.version != self.index.version:
+            self._looker.fill(look)
+        if not reuse:
+            look.bypass()
+        self._know(look.root)
+        hold = self._open(rank, look.ready)
+        load = look.cached_tokens // PAGE_TOKENS
+        state = int(self.index.state[look.ready[load - 1]]) if load and self.rules.has_states else NO_STATE
+        hold.begin_load(load, state)
+        hold.prompt_tokens = len(look.ids) if reuse else 0
+        evicted = self.index.evicted.total, self.index.states.evicted
+        found, words = len(look.ready), key_words(look.keys)
+        if found < len(look.pages):
+            self._reserve(hold, look.root, words[found:], look.pages[found:], being_stored=look.being_stored)
+        states = hold.reserve_states(self._boundaries(len(look.ids)))
+        self._count_evicted(rank, *evicted)
+        return self._message(hold, look, states, reuse=reuse)
+
+    def withdraw(self, plan_id: int) -> None:
+        """The plan was never sent."""
+        self._end(self._holds[plan_id])
+
+    def settled(self, plan_id: int, callback: Callable[[], None]) -> None:
+        """Call back once that plan stores nothing any more, whatever came of it; at once if it is so already."""
+        hold = self._holds.get(plan_id)
+        if hold is not None and hold.storing:
+            hold.waiters.append(callback)
+        else:
+            callback()
+
+    # ---- a rank's answers; one to a plan that is not open, or another rank's, is ignored ----
+
+    def loaded(self, rank: int, event: CacheLoaded) -> None:
+        """What a request reused; a page that was found bad is never found again."""
+        hold = self._holds.get(event.plan)
+        if hold is None or hold.rank != rank or not hold.loading:
+            return
+        self._count_load(hold, event)
+        hold.end_load(event.bad)
+        if not hold.storing:
+            self._end(hold)
+
+    def stored(self, rank: int, event: CacheStored) -> None:
+        """What of a plan's pages and states is there now; the rest of its slots are free."""
+        hold = self._holds.get(event.plan)
+        if hold is None or hold.rank != rank or not hold.storing:
+            return
+        counts, error, sums = self.rank_counts(rank), event.error, np.frombuffer(event.sums, np.uint64)
+        if len(sums) != event.pages or event.pages > len(hold.slots):
+            error, sums = f"{event.pages} pages with {len(sums)} sums for {len(hold.slots)} slots", NO_SUMS
+        if error:
+            counts.errors += 1
+            log.warning("rank %d could not store all of plan %d: %s", rank, event.plan, error)
+        pages, states = hold.end_store(sums, event.states)
+        counts.stores += bool(pages or states)
+        counts.pages_stored += pages
+        counts.states_stored += states
+        if hold.loading:
+            self._tell(hold)
+        else:
+            self._end(hold)
+
+    def offered(self, rank: int, event: CacheOffer) -> CacheStore | None:
+        """Where the offered pages go; None: they are here or on their way, are too many, or nothing leads to them."""
+        ids = np.frombuffer(event.ids, np.int32)
+        keys = extend(event.parent, ids)
+        if not keys or keys != event.keys or self.rules.has_states:
+            return None
+        is_root = event.parent in self._roots
+        after = NO_PARENT if is_root else self.index.find(event.parent)
+        if after == NO_PARENT and not is_root:
+            return None
+        pages, words = ids[: len(keys) // KEY_BYTES * PAGE_TOKENS].reshape(-1, PAGE_TOKENS), key_words(keys)
+        ready, reserved = self.index.match(event.parent, words, pages, after)
+        found = len(ready)
+        if found == len(pages):
+            return None
+        hold = self._open(rank, np.concatenate([self.index.path(after), ready]))
+        evicted = self.index.evicted.total, self.index.states.evicted
+        self._reserve(hold, event.parent, words[found:], pages[found:], being_stored=bool(reserved.size))
+        self._count_evicted(rank, *evicted)
+        if not hold.storing:
+            self._end(hold)
+            return None
+        return CacheStore(hold.name, keys[found * KEY_BYTES :], hold.slots.astype(np.uint32).tobytes())
+
+    def drop_rank(self, rank: int) -> None:
+        """Its process is gone: nobody reads or writes the slots of its plans any more."""
+        for hold in [hold for hold in self._holds.values() if hold.rank == rank]:
+            self._end(hold)
+
+    # ---- the whole ----
+
+    def reset(self) -> int:
+        """Find nothing of today again; what is idle is free at once, the rest when its plan ends. Returns pages freed.
+
+        The caller changes its roots, so that chains of today cannot go on.
+        """
+        self._roots.clear()
+        return self.index.reset()
+
+    def invalidate(self, slot: int) -> None:
+        """A page's bytes are wrong: neither it nor what hangs on it is ever found again."""
+        self.index.invalidate(slot)
+
+    # ---- parts of these ----
+
+    def _open(self, rank: int, path: Slots) -> Hold:
+        hold = Hold(self.index, next(self._names), rank, path)
+        self._holds[hold.name] = hold
+        self.rank_counts(rank).inflight += 1
+        return hold
+
+    def _end(self, hold: Hold) -> None:
+        del self._holds[hold.name]
+        hold.close()
+        self.rank_counts(hold.rank).inflight -= 1
+        self._tell(hold)
+
+    def _tell(self, hold: Hold) -> None:
+        waiters, hold.waiters = hold.waiters, []
+        for callback in waiters:
+            callback()
+
+    def _know(self, root: bytes) -> None:
+        self._roots.pop(root, None)
+        self._roots[root] = None
+        if len(self._roots) > KNOWN_ROOTS:
+            del self._roots[next(iter(self._roots))]
+
+    def _reserve(self, hold: Hold, root: bytes, keys: Words, pages: Ids, *, being_stored: bool) -> None:
+        counts = self.rank_counts(hold.rank)
+        if being_stored:
+            counts.store_skipped += 1
+        elif not hold.reserve_pages(root, keys, pages):
+            counts.store_skipped += 1
+            counts.store_no_room += 1
+        elif hold.parent == NO_PARENT:
+            self._looker.first_pages.add(pages[0], int(hold.slots[0]))
+
+    def _boundaries(self, tokens: int) -> list[int]:
+        """Boundaries whose states a prompt stores, in pages, the last one first: the one most likely to be hit."""
+        if not self.rules.has_states:
+            return []
+        lowest = max(self.rules.first_state, tokens - self.rules.state_window, PAGE_TOKENS)
+        first, last = -(-lowest // PAGE_TOKENS), tokens // PAGE_TOKENS
+        return list(range(last, first - 1, -1))[:STATES_PER_PROMPT]
+
+    def _message(self, hold: Hold, look: Look, states: list[tuple[int, int]], *, reuse: bool) -> CachePlan:
+        load, sums = hold.path[: hold.load], b""
+        if self._verify_loads:
+            sums = self.index.sums[load].tobytes()
+        state_sum = self.index.states.sums[hold.load_state] if hold.load_state != NO_STATE else 0
+        return CachePlan(
+            plan=hold.name,
+            root=look.root,
+            keys=look.keys,
+            reuse=reuse,
+            load=load.astype(np.uint32).tobytes(),
+            load_sums=sums,
+            load_state=hold.load_state,
+            load_state_sum=state_sum,
+            store_from=len(hold.path),
+            store=hold.slots.astype(np.uint32).tobytes(),
+            store_states=tuple(states),
+        )
+
+    def _count_load(self, hold: Hold, event: CacheLoaded) -> None:
+        counts, reused = self.rank_counts(hold.rank), event.device_tokens + event.host_tokens
+        if hold.prompt_tokens:
+            counts.lookups += 1
+            counts.lookup_tokens += hold.prompt_tokens
+            counts.hits += bool(reused)
+            counts.hit_tokens += reused
+        counts.deferred += event.deferred
+        counts.pages_loaded += event.host_tokens // PAGE_TOKENS
+        counts.states_loaded += bool(event.host_tokens and hold.load_state != NO_STATE)
+        if event.error or event.bad >= 0:
+            counts.errors += 1
+            log.warning(
+                "rank %d could not load all of plan %d: %s",
+                hold.rank,
+                hold.name,
+                event.error or f"page {event.bad} is bad",
+            )
+
+    def _count_evicted(self, rank: int, pages: int, states: int) -> None:
+        """What was evicted since these totals."""
+        counts = self.rank_counts(rank)
+        counts.evicted_pages += self.index.evicted.total - pages
+        counts.evicted_states += self.index.states.evicted - states
