@@ -77,12 +77,12 @@ class Account:
                 outcome=outcome,
                 prompt_tokens=self.prompt_tokens,
                 cached_tokens=self.cached_tokens,
+                completion_tokens=self.completion_tokens,
+                **{name: "-" if value is None else f"{value:.4f}" for name, value in self._times().items()},
                 cached_device=self._reuse.device_tokens,
                 cached_host=self._reuse.host_tokens,
                 why=self._reuse.why,
                 changed_message="-" if self._changed is None else self._changed,
-                completion_tokens=self.completion_tokens,
-                **{name: "-" if value is None else f"{value:.4f}" for name, value in self._times().items()},
             )
         )
 

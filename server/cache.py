@@ -76,7 +76,7 @@ class _Open:
 
     rank: int
     prompt_tokens: int
-    most: int  # of these, how many can be reused
+    planned_tokens: int  # to be reused
     bypassed: bool
     reuse: Reuse
 
@@ -150,7 +150,9 @@ class Cache:
         if plan is not None:
             # What was looked up may have been stored or evicted since.
             prospect.tokens, prospect.reuse.why = look.uncached_tokens, str(look.reason)
-            self._open[plan.plan] = _Open(rank, len(work.ids), self._most(len(work.ids)), not work.reuse, prospect.reuse)
+            self._open[plan.plan] = _Open(
+                rank, len(work.ids), self._most(len(work.ids)), not work.reuse, prospect.reuse
+            )
             if plan.store or plan.store_states:
                 self._storing[plan.plan] = rank
         return plan
@@ -179,7 +181,9 @@ class Cache:
     def loaded(self, rank: int, event: CacheLoaded) -> None:
         """A request knows what it reused."""
         opened = self._open.pop(event.plan, None)
-        if opened is not None:
+        if opened is not None and event.device_tokens + event.host_tokens > opened.prompt_tokens:
+            self.fault(f"rank {rank} says that it reused more than a prompt has: {event}")
+        elif opened is not None:
             self._count(opened, event)
         if event.error or event.bad >= 0:
             self.fault(f"rank {rank} could not load pages: {event.error or 'a checksum is wrong'}")
@@ -288,9 +292,13 @@ class Cache:
             self.fault(f"{what}: {type(error).__name__}: {error}")
             return None
 
-    def _most(self, tokens: int) -> int:
-        """Tokens of a prompt that can be reused: whole pages, and the model computes the last ones itself."""
-        return max(0, tokens - self._keep_tokens) // keys.PAGE_TOKENS * keys.PAGE_TOKENS
+    def _why(self, opened: _Open) -> str:
+        """Why no more than the rank has told was reused, where the plan's own reason no longer holds."""
+        cached, pages = opened.reuse.cached_tokens, opened.prompt_tokens // keys.PAGE_TOKENS
+        if cached >= pages * keys.PAGE_TOKENS:
+            return str(Reason.FULL)
+        most = (opened.prompt_tokens - self._keep_tokens) // keys.PAGE_TOKENS * keys.PAGE_TOKENS
+        return str(Reason.KEEP_TOKENS) if cached >= most else opened.reuse.why
 
     def _root(self, caller: str) -> bytes:
         return keys.root(*self._identity, caller.encode(), self._epoch.to_bytes(8, "little"))
@@ -301,12 +309,9 @@ class Cache:
         reuse.deferred, reuse.error = event.deferred, event.error
         if event.error or event.bad >= 0:
             reuse.why = FAILED
-        elif self._planner is not None and reuse.cached_tokens >= _most(
-            opened.prompt_tokens, self._planner.rules.keep_tokens
-        ):
-            reuse.why = str(Reason.KEEP_TOKENS)  # the device had more than the host
+        elif reuse.cached_tokens > opened.planned_tokens:  # the device had more than the host
+            reuse.why = self._why(opened)
         if not opened.bypassed:
             tiers.queries += opened.prompt_tokens
             tiers.device_hits += event.device_tokens
             tiers.host_hits += event.host_tokens
-

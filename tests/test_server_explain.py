@@ -24,11 +24,11 @@ def test_a_request_tells_what_it_reused_while_it_runs_and_after() -> None:
     recent.add(account)
     reuse = Reuse("never_stored")
     account.submitted(reuse)
-    reuse.device_tokens, reuse.host_tokens = 128, 256
+    reuse.device_tokens, reuse.host_tokens = 128, 128
     account.received(1)
     (prompt,) = recent.find("me", "r1")["prompts"]
-    assert (prompt["outcome"], prompt["cached_tokens"]) == ("running", 384)
-    assert (prompt["cached_device"], prompt["cached_host"], prompt["why_not_more"]) == (128, 256, "never_stored")
+    assert (prompt["outcome"], prompt["cached_tokens"]) == ("running", 256)
+    assert (prompt["cached_device"], prompt["cached_host"], prompt["why_not_more"]) == (128, 128, "never_stored")
     assert prompt["changed_message"] == {"index": 2, "role": "user"}
     assert prompt["total_s"] is None
     account.close("stop")
