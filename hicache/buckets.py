@@ -28,7 +28,6 @@ class Buckets:
         self._mask: Final = np.uint64((1 << (2 * num_slots).bit_length()) - 1)
         self._heads = np.full(int(self._mask) + 1, -1, np.int32)
         self._next = np.full(num_slots, -1, np.int32)
-        self._heads_at, self._next_at = self._heads.data, self._next.data
         self.keys: Final = np.zeros((num_slots, 2), np.uint64)
 
     def find(self, keys: Words) -> Slots:
@@ -56,8 +55,12 @@ class Buckets:
 
     def remove(self, slots: Slots) -> None:
         """Let these slots be found no more. All of them are in the table."""
-        heads, after = self._heads_at, self._next_at
-        for slot, bucket in zip(slots.tolist(), self._bucket(self.keys[slots]).tolist(), strict=True):
+        buckets = self._bucket(self.keys[slots])
+        first = self._heads[buckets] == slots
+        self._heads[buckets[first]] = self._next[slots[first]]
+        # The others stand behind some slot: few, as most buckets hold one.
+        heads, after = self._heads.data, self._next.data
+        for slot, bucket in zip(slots[~first].tolist(), buckets[~first].tolist(), strict=True):
             at = heads[bucket]
             if at == slot:
                 heads[bucket] = after[slot]

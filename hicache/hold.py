@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from hicache.buckets import Slots, Words
-from hicache.index import NO_PARENT, NO_SLOTS, NO_STATE, READY, Ids, PageIndex, Sums
+from hicache.index import PageIndex, Sums
+from hicache.pages import NO_PARENT, NO_SLOTS, NO_STATE, READY, Ids
 
 NO_SUMS: Final[Sums] = np.zeros(0, np.uint64)
 
@@ -61,7 +62,7 @@ class Hold:
         reserved = []
         held = np.concatenate([self.path, self.slots])
         for pages in boundaries:
-            if pages > len(held) or self.index.state[held[pages - 1]] != NO_STATE:
+            if pages > len(held) or self.index.pages.state[held[pages - 1]] != NO_STATE:
                 continue
             page = int(held[pages - 1])
             slot = self.index.reserve_state(page, self.name)
@@ -92,10 +93,10 @@ class Hold:
         pages = self.index.commit(self.slots, sums) if self.slots.size else 0
         done = 0
         for slot, page in self.states.items():
-            if self.index.state[page] != slot:  # it went with its page
+            if self.index.pages.state[page] != slot:  # it went with its page
                 continue
             checksum = next((checksum for stored, checksum in states if stored == slot), None)
-            if checksum is None or self.index.status[page] != READY:
+            if checksum is None or self.index.pages.status[page] != READY:
                 self.index.drop_state(slot)
             else:
                 self.index.commit_state(slot, checksum)

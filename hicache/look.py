@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from hicache.buckets import Slots, key_words
-from hicache.index import NO_SLOTS, NO_STATE, Ids, PageIndex
-from hicache.keys import PAGE_TOKENS
+from hicache.index import PageIndex
+from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend
+from hicache.pages import NO_PARENT, NO_SLOTS, NO_STATE, Ids
 from hicache.traces import FirstPages
 
 
@@ -47,7 +48,8 @@ class Look:
 
     root: bytes
     ids: Ids  # [n]
-    keys: bytes  # of all whole pages
+    hint: bytes = b""  # its conversation
+    keys: bytes = b""  # of all whole pages
     cached_tokens: int = 0  # can be reused now
     reason: Reason = Reason.NEVER_STORED  # why not more
     waits_for: int | None = None  # the plan that stores what comes next
@@ -83,9 +85,13 @@ class Looker:
         self.first_pages: Final = FirstPages()
 
     def fill(self, look: Look) -> None:
-        """Bring `look` up to date."""
+        """Bring `look` up to date. Pages that it has found before are proven, not looked up."""
         index, pages = self._index, look.pages
-        ready, reserved = index.match(look.root, key_words(look.keys), pages)
+        known = look.ready[: index.proven(look.root, look.ready, pages)]
+        look.keys = look.keys or self._keys(look, known)
+        more, behind = look.keys[len(known) * KEY_BYTES :], int(known[-1]) if known.size else NO_PARENT
+        found, reserved = index.match(look.root, key_words(more), pages[len(known) :], behind)
+        ready = np.concatenate([known, found])
         look.ready, look.version = ready, index.version
         hit = self._boundary(ready, len(look.ids), promised=False)
         look.cached_tokens = hit * PAGE_TOKENS
@@ -95,9 +101,14 @@ class Looker:
             both = np.concatenate([ready, reserved])
             later = self._boundary(both, len(look.ids), promised=True)
             if later > hit:
-                look.waits_for = int(index.owner[reserved[0]])
+                look.waits_for = int(index.pages.owner[reserved[0]])
                 look.twin_tokens = (later - hit) * PAGE_TOKENS
         look.reason = self._reason(look, hit)
+
+    def _keys(self, look: Look, known: Slots) -> bytes:
+        """Keys of all whole pages, of which these are `known`."""
+        keys = self._index.keys(known)
+        return keys + extend(keys[-KEY_BYTES:] or look.root, look.ids[len(known) * PAGE_TOKENS :])
 
     def _cap(self, tokens: int) -> int:
         """Pages of a prompt of that length that may be reused at most."""
@@ -108,7 +119,7 @@ class Looker:
         most = min(len(slots), self._cap(tokens))
         if not self._rules.has_states:
             return most
-        states = self._index.state[slots[:most]]
+        states = self._index.pages.state[slots[:most]]
         for at in np.flatnonzero(states != NO_STATE)[::-1].tolist():
             if promised or self._index.states.is_ready(int(states[at])):
                 return int(at) + 1
@@ -133,4 +144,4 @@ class Looker:
     def _is_others(self, look: Look) -> bool:
         slot = self.first_pages.find(look.pages[0].reshape(-1))
         # Under our own root it would have been found.
-        return slot >= 0 and self._index.begins_with(slot, look.pages[0])
+        return slot >= 0 and self._index.pages.begins_with(slot, look.pages[0])

@@ -1,14 +1,15 @@
 """Who was used least recently: a list of small integers, linked through columns.
 
-Every operation is one of constant time and makes no object, so a million members cost the garbage collector nothing.
+Every operation on one takes constant time and makes no object: a million members cost the garbage collector nothing.
 """
 
 from __future__ import annotations
 
-from array import array
 from typing import Final
 
-# `_after` of a number that is not in the list.
+import numpy as np
+
+# Stands in `_after` for a number that is not in the list.
 _OUT: Final = -1
 
 
@@ -18,18 +19,19 @@ class LruList:
     def __init__(self, size: int) -> None:
         # One number more stands before the first and after the last.
         self._edge: Final = size
-        self._before = array("i")
-        self._after = array("i")
+        self._links: Final = np.full((2, size + 1), _OUT, np.int32)
+        self._before: Final = self._links[0].data
+        self._after: Final = self._links[1].data
         self.clear()
 
     def clear(self) -> None:
         """Empty the list."""
-        self._before = array("i", [_OUT]) * (self._edge + 1)
-        self._after = array("i", [_OUT]) * (self._edge + 1)
+        self._links.fill(_OUT)
         self._before[self._edge] = self._after[self._edge] = self._edge
 
     def __contains__(self, number: int) -> bool:
-        return self._after[number] != _OUT
+        inside: bool = self._after[number] != _OUT
+        return inside
 
     def first(self) -> int:
         """The one used least recently, or -1."""

@@ -17,9 +17,11 @@ import numpy as np
 from hicache.buckets import Slots, Words, key_words
 from hicache.counts import RankCounts
 from hicache.hold import NO_SUMS, Hold
-from hicache.index import NO_PARENT, NO_STATE, Ids, PageIndex
+from hicache.index import PageIndex
 from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend
 from hicache.look import Look, Looker, Reason, Rules
+from hicache.memo import Memo
+from hicache.pages import NO_PARENT, NO_STATE, Ids
 from hicache.scrub import Scrubber
 from ipc.messages import CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored
 
@@ -53,6 +55,7 @@ class Planner:
         self.counts: Final[dict[int, RankCounts]] = {}
         self._verify_loads: Final = verify_loads
         self._looker: Final = Looker(self.index, rules)
+        self._memo: Final = Memo()
         self._holds: Final[dict[int, Hold]] = {}
         self._names: Final = itertools.count(1)
         self._roots: Final[dict[bytes, None]] = {}
@@ -74,9 +77,11 @@ class Planner:
     # ---- on the way in ----
 
     def look(self, root: bytes, ids: Ids, hint: bytes = b"") -> Look:
-        """What of a prompt's `ids` `[n]` can be reused under `root`. Changes nothing; keeps `ids`."""
-        tokens = np.ascontiguousarray(ids, np.int32)
-        look = Look(root, tokens, extend(root, tokens))
+        """What of a prompt's `ids` `[n]` can be reused under `root`. Changes nothing; keeps `ids`.
+
+        `hint` names the conversation: what its last plan used is tried first, so that only new pages are hashed.
+        """
+        look = Look(root, np.ascontiguousarray(ids, np.int32), hint, ready=self._memo.get(hint))
         self._looker.fill(look)
         return look
 
@@ -89,7 +94,7 @@ class Planner:
         self._know(look.root)
         hold = self._open(rank, look.ready)
         load = look.cached_tokens // PAGE_TOKENS
-        state = int(self.index.state[look.ready[load - 1]]) if load and self.rules.has_states else NO_STATE
+        state = int(self.index.pages.state[look.ready[load - 1]]) if load and self.rules.has_states else NO_STATE
         hold.begin_load(load, state)
         hold.prompt_tokens = len(look.ids) if reuse else 0
         evicted = self.index.evicted.total, self.index.states.evicted
@@ -97,6 +102,8 @@ class Planner:
         if found < len(look.pages):
             self._reserve(hold, look.root, words[found:], look.pages[found:], being_stored=look.being_stored)
         states = hold.reserve_states(self._boundaries(len(look.ids)))
+        if look.hint:
+            self._memo.put(look.hint, np.concatenate([hold.path, hold.slots]))
         self._count_evicted(rank, *evicted)
         return self._message(hold, look, states, reuse=reuse)
 
@@ -159,7 +166,7 @@ class Planner:
         found = len(ready)
         if found == len(pages):
             return None
-        hold = self._open(rank, np.concatenate([self.index.path(after), ready]))
+        hold = self._open(rank, np.concatenate([self.index.pages.path(after), ready]))
         evicted = self.index.evicted.total, self.index.states.evicted
         self._reserve(hold, event.parent, words[found:], pages[found:], being_stored=bool(reserved.size))
         self._count_evicted(rank, *evicted)
@@ -181,6 +188,7 @@ class Planner:
         The caller changes its roots, so that chains of today cannot go on.
         """
         self._roots.clear()
+        self._memo.clear()
         return self.index.reset()
 
     def invalidate(self, slot: int) -> None:
@@ -233,7 +241,7 @@ class Planner:
     def _message(self, hold: Hold, look: Look, states: list[tuple[int, int]], *, reuse: bool) -> CachePlan:
         load, sums = hold.path[: hold.load], b""
         if self._verify_loads:
-            sums = self.index.sums[load].tobytes()
+            sums = self.index.pages.sums[load].tobytes()
         state_sum = self.index.states.sums[hold.load_state] if hold.load_state != NO_STATE else 0
         return CachePlan(
             plan=hold.name,

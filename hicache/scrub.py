@@ -23,13 +23,13 @@ class Scrubber:
 
     def next_to_scrub(self) -> tuple[int, int] | None:
         """The next page's slot, pinned until `done`, and the checksum its bytes must have; None: there is none."""
-        slot = self._index.next_ready(self._at)
+        slot = self._index.pages.next_ready(self._at)
         if slot < 0 or slot in self._held:
             return None
-        self._at = (slot + 1) % self._index.total
-        self._held[slot] = self._index.path(slot)
+        self._at = (slot + 1) % self._index.pages.total
+        self._held[slot] = self._index.pages.path(slot)
         self._index.pin(self._held[slot])
-        return slot, int(self._index.sums[slot])
+        return slot, int(self._index.pages.sums[slot])
 
     def done(self, slot: int, ok: bool) -> None:
         """Its bytes were right, or not: then neither it nor what hangs on it is found again."""
