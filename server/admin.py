@@ -1,4 +1,4 @@
-"""The small endpoints: models, health, live, metrics, tokenize, detokenize."""
+"""The small endpoints: models, health, live, metrics, requests, cache, tokenize, detokenize."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.body import read
 from server.errors import InvalidRequestError, health_response
 from server.fields import DetokenizeRequest, TokenizeRequest
 from server.rank import Rank, RankState
-from server.services import SERVICES, Services
+from server.services import CALL, SERVICES, Services
 
 
 async def models(request: web.Request) -> web.Response:
@@ -49,6 +49,7 @@ async def health(request: web.Request) -> web.Response:
         "ready_ranks": ready,
         "total_ranks": len(ranks),
         "ranks": [_rank(rank) for rank in ranks],
+        "prefix_cache": services.cache.health(),
     }
     return health_response(payload, ready=payload["status"] == "ok")
 
@@ -78,6 +79,18 @@ async def metrics(request: web.Request) -> web.Response:
     """`GET /deepinfer/metrics`: Prometheus text."""
     body = request.app[SERVICES].metrics.expose()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def explain(request: web.Request) -> web.Response:
+    """`GET /deepinfer/requests/{id}`: what a recent request of this caller reused. Raises UnknownRequestError."""
+    return _json(request.app[SERVICES].recent.find(request[CALL].caller, request.match_info["id"]))
+
+
+async def reset_cache(request: web.Request) -> web.Response:
+    """`POST /deepinfer/cache/reset`: nothing that is cached now is used again; running requests go on."""
+    services = request.app[SERVICES]
+    dropped = services.cache.reset()
+    return _json({"prefix_cache": services.cache.health(), "dropped_pages": dropped})
 
 
 async def tokenize(request: web.Request) -> web.Response:

@@ -51,6 +51,8 @@ def build(config: Config, services: Services) -> web.Application:
             get("/health", admin.health),
             get("/live", admin.live),
             get("/deepinfer/metrics", admin.metrics),
+            get("/deepinfer/requests/{id}", admin.explain),
+            post("/deepinfer/cache/reset", admin.reset_cache),
             post("/tokenize", admin.tokenize),
             post("/detokenize", admin.detokenize),
         ]

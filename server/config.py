@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 MAX_RANKS: Final = 64  # far above the GPUs of a node; a typo must not fork hundreds of processes
+# A host has less; beyond it a count of bytes or slots was typed where another unit was meant.
+MAX_HICACHE_GB: Final = 65536.0
+MAX_STATE_SLOTS: Final = 2**24
 
 ENGINES: Final = ("auto", "native", "fake")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -31,8 +34,6 @@ ACCELERATORS: Final = {"nvidia": "cuda", "cpu": "cpu"}
 # Flags that scripts for other engines carry and that change nothing here yet: taken, with a warning.
 INERT_FLAGS: Final = {
     "--yoco-keep-tokens": "no served model replays a bounded tail",
-    "--hicache-size-gb": "there is no host prefix cache yet",
-    "--hicache-state-slots": "there is no host prefix cache yet",
     "--prefill-any-interval": "prompts and decodes share a step, nobody waits for an interval",
     "--eplb-interval": "ranks are replicas, there are no experts to move between them",
     "--eplb-after-prefill": "ranks are replicas, there are no experts to move between them",
@@ -59,6 +60,9 @@ class Config:
     max_num_batched_tokens: int = 32768
     gpu_memory_utilization: float = 0.9
     num_kv_blocks: int = 0  # 0: sized from memory
+    hicache_size_gb: float | None = None  # None: from the memory that is available; 0: no prefix is reused
+    hicache_state_slots: int = 4096
+    hicache_verify_loads: bool = False
     thinking_mode: str = "chat"
     tokenizer_backend: str = "auto"
     tokenizer_verify_rate: float = 0.01
@@ -97,6 +101,9 @@ class Config:
         _within("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 2**31 - 1)
         _within("--gpu-memory-utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _within("--num-kv-blocks", self.num_kv_blocks, 0, 2**31 - 1)
+        if self.hicache_size_gb is not None:
+            _within("--hicache-size-gb", self.hicache_size_gb, 0, MAX_HICACHE_GB)
+        _within("--hicache-state-slots", self.hicache_state_slots, 1, MAX_STATE_SLOTS)
         _within("--max-waiting", self.max_waiting, 0, 2**20)
         _within("--max-waiting-tokens", self.max_waiting_tokens, 0, 2**40)
         _within("--request-timeout", self.request_timeout, 0, 86400)
@@ -145,6 +152,10 @@ _HELP: Final = {
     "max_num_batched_tokens": "tokens of one step per rank: longer prompts are prefilled in chunks",
     "gpu_memory_utilization": "share of a GPU's memory to use",
     "num_kv_blocks": "128-token KV blocks per rank; 0 sizes the pool from memory",
+    "hicache_size_gb": "host memory of the prefix cache per rank, in GiB; 0 turns it off (default: what "
+    "available memory allows)",
+    "hicache_state_slots": "host slots per rank for the states of models that keep some beside their pages",
+    "hicache_verify_loads": "compare the checksum of every page that is loaded from the prefix cache",
     "thinking_mode": "what the chat template is told about thinking",
     "tokenizer_backend": "auto takes the fastest that equals the plain tokenizer on probes; one by name must equal it",
     "tokenizer_verify_rate": "share of prompts that are tokenized again in the background; a difference switches to hf",
@@ -195,7 +206,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         if item.name == "device":
             continue
         default = environ.get("DEEPINFER_HF_MODEL_DIR", "") if item.name == "model" else item.default
-        kind: Callable[[str], object] = type(item.default)
+        kind: Callable[[str], object] = float if item.default is None else type(item.default)
         flag = "--" + item.name.replace("_", "-")
         if item.name in LISTS:
             parser.add_argument(flag, action="append", default=[], help=_HELP[item.name])
@@ -203,7 +214,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         if isinstance(item.default, bool):
             parser.add_argument(flag, action="store_true", default=item.default, help=_HELP[item.name])
             continue
-        text = _HELP[item.name] + (" (default: %(default)s)" if item.default != "" else "")
+        text = _HELP[item.name] + (" (default: %(default)s)" if item.default not in ("", None) else "")
         parser.add_argument(flag, type=kind, default=default, choices=choices.get(item.name), help=text)
     for flag in INERT_FLAGS:
         parser.add_argument(flag, default=None, help=argparse.SUPPRESS)
