@@ -17,8 +17,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from engine.handshake import await_pool
 from engine.loop import RankLoop
 from engine.protocol import Engine
+from hicache.pool import HostPool
+from hicache.shape import PoolShape
 from ipc.heartbeat import EngineState
 from ipc.layout import TOKEN_DTYPE
 from ipc.link import EngineLink
@@ -60,14 +63,22 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(launch: Launch, link: EngineLink) -> None:
-    engine = _build(launch)
+    engine, pool = _build(launch), None
     try:
         loop = RankLoop(engine, link, launch.log_interval_steps)
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+        if launch.pool is not None:
+            sizes = await_pool(link, engine.facts, lambda: loop.stopped)
+            if sizes is None:
+                return
+            pool = HostPool.attach(launch.pool, PoolShape.of(sizes))
+            engine.attach(pool)
         _tell(link, Ready(engine.facts))
         loop.run()
     finally:
         engine.close()
+        if pool is not None:
+            pool.close()
 
 
 def _build(launch: Launch) -> Engine:

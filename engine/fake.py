@@ -8,84 +8,65 @@ drive the server at any speed. Knows nothing about torch.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.fake_rows import BLOCK_TOKENS, GOES_ON, U64, Rows, Running, entries, mix, weighed
+from engine.blocks import BlockManager
+from engine.fake_rows import BLOCK_TOKENS, GOES_ON, U64, Rows, Running, entries, mix, tokens_of, weighed
+from engine.fake_settings import FakeModel, FakePace, states_wanted
+from engine.fake_states import FIRST_STATE, KEEP_TOKENS, RING, STATE_BYTES, STATE_WINDOW, RollingStates
+from engine.offload import Offload, StateRow
+from engine.prefix import Int32, Prefix
 from engine.protocol import RequestRefusedError, StepOutput
-from ipc.messages import Event, Facts, Flag, Launch, Stats, Submit, TopLogprobs
+from hicache.pool import HostPool
+from hicache.transfer import open_transfer
+from ipc.messages import CacheStore, Event, Facts, Flag, Launch, Stats, Submit, TopLogprobs
 
 ENTRY_BYTES: Final = 8
 ID_BYTES: Final = 4
 # Pool when `--num-kv-blocks` is not given: 1M tokens in 8 MiB.
 DEFAULT_BLOCKS: Final = 8192
-DEFAULT_MAX_MODEL_LEN: Final = 8192
 # One draw in this many ends an answer, so that lengths vary; `ignore_eos` turns it off.
 EOS_ODDS: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class FakePace:
-    """How slow the fake pretends to be; zero is as fast as it can."""
+class _Waiting(NamedTuple):
+    request: Submit
+    prefix: Prefix | None
 
-    step_s: float = 0.0
-    prefill_token_s: float = 0.0
-
-    @classmethod
-    def from_environment(cls) -> FakePace:
-        """Read DEEPINFER_FAKE_STEP_MS and DEEPINFER_FAKE_PREFILL_TOKENS_PER_S. Raises ValueError naming them."""
-        step_ms = _environment_number("DEEPINFER_FAKE_STEP_MS")
-        prefill = _environment_number("DEEPINFER_FAKE_PREFILL_TOKENS_PER_S")
-        return cls(step_ms / 1000, 1 / prefill if prefill else 0.0)
-
-
-def _environment_number(name: str) -> float:
-    text = os.environ.get(name, "0")
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a number, got {text!r}") from None
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be finite and not negative, got {text!r}")
-    return value
+    @property
+    def prompt(self) -> Int32:
+        return np.frombuffer(self.request.ids, "<i4")
 
 
 class FakeEngine:
-    """Implements `engine.protocol.Engine`. A request reserves blocks for its whole length, so none is preempted."""
+    """Implements `engine.protocol.Engine`. A request reserves blocks for its whole length, so none is preempted.
 
-    def __init__(self, launch: Launch, pace: FakePace | None = None) -> None:
-        vocab_size, eos_ids, context = _read_config(Path(launch.model))
+    `has_states` (else DEEPINFER_FAKE_STATES=1) is a model whose prefixes are pages and a state behind them.
+    """
+
+    def __init__(self, launch: Launch, pace: FakePace | None = None, *, has_states: bool | None = None) -> None:
+        model = FakeModel.read(Path(launch.model))
         blocks = launch.num_kv_blocks or DEFAULT_BLOCKS
-        self._facts = Facts(
-            engine="fake",
-            model_type="fake",
-            dtype="uint64",
-            device="cpu",
-            vocab_size=vocab_size,
-            eos_ids=eos_ids,
-            max_model_len=launch.max_model_len or context,
-            max_num_seqs=launch.max_num_seqs,
-            block_size=BLOCK_TOKENS,
-            num_blocks=blocks,
-            page_bytes=BLOCK_TOKENS * ENTRY_BYTES,
-            layout_digest="fake-1",
-        )
+        stateful = states_wanted() if has_states is None else has_states
+        self._states = RollingStates(launch.max_num_seqs) if stateful else None
+        self._facts = _facts(launch, model, blocks, stateful)
         # An answer ends by EOS_ODDS alone: no end of sequence is ever drawn as a word.
-        self._words: U64 = np.setdiff1d(np.arange(vocab_size), eos_ids).astype(np.uint64)
+        self._words: U64 = np.setdiff1d(np.arange(model.vocab_size), model.eos_ids).astype(np.uint64)
         self._pace = pace or FakePace.from_environment()
         self._budget = launch.max_num_batched_tokens
         self._pages: U64 = np.zeros((blocks, BLOCK_TOKENS), np.uint64)
-        self._free = list(range(blocks - 1, -1, -1))
-        self._waiting: deque[Submit] = deque()
+        self._blocks = BlockManager(blocks)
+        self._offload = Offload(self._blocks, keep_tokens=self._facts.keep_tokens, has_states=stateful)
+        self._waiting: deque[_Waiting] = deque()
         self._rows = Rows(launch.max_num_seqs, -(-self._facts.max_model_len // BLOCK_TOKENS))
+        self._loading: dict[int, Prefix] = {}  # by row: these take no part in steps
         self._running: Running | None = None
         self._prefilling = False
         self._prefill_tokens = self._decode_tokens = 0
@@ -113,13 +94,14 @@ class FakeEngine:
                 f"{len(ids)} prompt tokens and max_tokens {request.max_tokens} need {blocks} KV blocks, "
                 f"the pool has {self._facts.num_blocks}"
             )
-        self._waiting.append(request)
+        self._waiting.append(_Waiting(request, self._offload.open(request.cache, ids)))
 
     def cancel(self, slot: int, generation: int) -> bool:
         """See `Engine.cancel`."""
-        for request in self._waiting:
-            if (request.slot, request.generation) == (slot, generation):
-                self._waiting.remove(request)
+        for waiting in self._waiting:
+            if (waiting.request.slot, waiting.request.generation) == (slot, generation):
+                self._waiting.remove(waiting)
+                self._offload.close(waiting.prefix)
                 return True
         row = self._rows.find(slot, generation)
         if row is None:
@@ -127,27 +109,46 @@ class FakeEngine:
         self._release(row)
         return True
 
+    def attach(self, pool: HostPool) -> None:
+        """See `Engine.attach`. Raises TransferError."""
+        pages = self._pages.view(np.uint8)
+        states = self._states.rows if self._states is not None else None
+        self._offload.attach(open_transfer(pages, states, pool), self._facts.page_bytes)
+
+    def store(self, command: CacheStore) -> None:
+        """See `Engine.store`."""
+        self._offload.store(command)
+
+    def forget(self) -> None:
+        """See `Engine.forget`."""
+        self._offload.forget()
+
     def has_work(self) -> bool:
         """See `Engine.has_work`."""
-        return bool(self._waiting) or bool(self._rows.live.any())
+        return bool(self._waiting) or self._offload.busy or bool(self._rows.live.any())
 
     def step(self) -> StepOutput:
         """Prefill what the budget allows, then one token for every prefilled sequence."""
+        self._offload.pump(decoding=self._running is not None and len(self._running.rows) > 0)
+        self._start_loaded()
         self._admit()
         prefilled = self._prefill() if self._prefilling else 0
-        output = self._decode()
+        records, tops = self._decode()
         pause = self._pace.step_s + prefilled * self._pace.prefill_token_s
-        if pause:
+        if not prefilled and not len(records):
+            self._offload.rest()
+        elif pause:
             time.sleep(pause)
-        return output
+        return StepOutput(records, self._offload.take_events() + tops)
 
     def stats(self) -> Stats:
         """See `Engine.stats`."""
         return Stats(
             running=int(self._rows.live.sum()),
             waiting=len(self._waiting),
-            blocks_used=self._facts.num_blocks - len(self._free),
-            blocks_total=self._facts.num_blocks,
+            blocks_used=self._blocks.used,
+            blocks_total=self._blocks.total,
+            blocks_cached=self._blocks.cached,
             steps=0,
             preemptions=0,
             prefill_tokens=self._prefill_tokens,
@@ -160,22 +161,77 @@ class FakeEngine:
 
     def close(self) -> None:
         """See `Engine.close`."""
+        self._offload.detach()
 
     def _admit(self) -> None:
         idle = np.flatnonzero(~self._rows.live)[::-1].tolist() if self._waiting else []
-        while self._waiting and idle and self._blocks_for(self._waiting[0]) <= len(self._free):
-            request = self._waiting.popleft()
-            blocks = [self._free.pop() for _ in range(self._blocks_for(request))]
-            self._rows.open(idle.pop(), request, blocks, self._facts.max_model_len)
-            self._prefilling = True
+        while self._waiting and idle:
+            request, prefix = self._waiting[0]
+            shared = self._offload.find(prefix, self._waiting[0].prompt)
+            count = self._blocks_for(request)
+            if count - len(shared) + self._blocks.idle(shared) > self._blocks.free:
+                if prefix is not None:
+                    prefix.deferred = True
+                return
+            self._waiting.popleft()
+            self._open(idle.pop(), request, prefix, shared, count)
+
+    def _open(self, row: int, request: Submit, prefix: Prefix | None, shared: list[int], count: int) -> None:
+        self._blocks.share(shared)
+        blocks = shared + [self._blocks.take() for _ in range(count - len(shared))]
+        self._rows.open(row, request, prefix, blocks, self._facts.max_model_len)
+        self._offload.begin(prefix, len(shared), np.array(blocks, np.int32), self._state_row(row))
+        if prefix is not None and (prefix.loading or prefix.pages < prefix.shared):
+            self._loading[row] = prefix
+        else:
+            self._start(row, prefix.pages if prefix is not None else 0)
+
+    def _start_loaded(self) -> None:
+        for row in [row for row, prefix in self._loading.items() if not prefix.loading]:
+            prefix = self._loading.pop(row)
+            if prefix.pages < prefix.shared:
+                # Its load failed, and shared blocks are not its own to compute into.
+                self._waiting.appendleft(self._close(row))
+            else:
+                self._start(row, prefix.pages)
+
+    def _start(self, row: int, pages: int) -> None:
+        """The first `pages` are there, the rest is to be computed."""
+        self._rows.rest[row] -= pages * BLOCK_TOKENS
+        if self._states is not None and pages == 0:
+            self._states.start(row)
+        self._prefilling = True
+
+    def _state_row(self, row: int) -> StateRow | None:
+        if self._states is None:
+            return None
+        states = self._states
+        return lambda pages: states.row(row, pages)
 
     def _blocks_for(self, request: Submit) -> int:
         tokens = min(len(request.ids) // ID_BYTES + request.max_tokens, self._facts.max_model_len)
         return -(-tokens // BLOCK_TOKENS)
 
     def _release(self, row: int) -> None:
+        """Its request is gone."""
+        self._offload.close(self._rows.prefix[row])
+        self._loading.pop(row, None)
+        self._close(row)
+
+    def _close(self, row: int) -> _Waiting:
         self._regroup()
-        self._free.extend(self._rows.close(row))
+        request, prefix, blocks = self._rows.close(row)
+        self._blocks.give_back(blocks)
+        return _Waiting(request, prefix)
+
+    def _finish(self, row: int) -> None:
+        """Its answer is complete."""
+        self._regroup()
+        prefix, length = self._rows.prefix[row], int(self._rows.length[row])
+        if prefix is not None:
+            ids = tokens_of(self._entries(row, 0, length // BLOCK_TOKENS))
+            self._offload.end(prefix, ids, self._rows.held[row])
+        self._release(row)
 
     def _regroup(self) -> None:
         """The decoding rows change: the next step gathers them anew."""
@@ -186,30 +242,44 @@ class FakeEngine:
     def _prefill(self) -> int:
         """Write prompt entries in chunks up to the step's budget; returns the tokens written."""
         rows, budget = self._rows, self._budget
-        waiting = np.flatnonzero(rows.live & (rows.rest > 0)).tolist()
+        waiting = [row for row in np.flatnonzero(rows.live & (rows.rest > 0)).tolist() if row not in self._loading]
         for row in waiting:
             chunk = min(int(rows.rest[row]), budget)
-            start = int(rows.length[row]) - int(rows.rest[row])
-            where = np.arange(start, start + chunk)
-            blocks = rows.blocks[row, where // BLOCK_TOKENS]
-            self._pages[blocks, where % BLOCK_TOKENS] = entries(rows.prompt[row][start : start + chunk], start)
+            self._write(row, int(rows.length[row]) - int(rows.rest[row]), chunk)
             rows.rest[row] -= chunk
             budget -= chunk
             if rows.rest[row] == 0:
-                self._regroup()
-                rows.digest[row] = self._digest(row)
+                self._prefilled(row)
             if budget == 0:
                 break
         self._prefilling = bool(waiting) and bool(rows.rest[waiting].any())
         self._prefill_tokens += self._budget - budget
         return self._budget - budget
 
-    def _digest(self, row: int) -> np.uint64:
-        where = np.arange(int(self._rows.length[row]))
-        read = self._pages[self._rows.blocks[row, where // BLOCK_TOKENS], where % BLOCK_TOKENS]
-        return np.uint64(weighed(read, where).sum(dtype=np.uint64))
+    def _write(self, row: int, start: int, count: int) -> None:
+        """Compute prompt tokens `start .. start + count`."""
+        where = np.arange(start, start + count)
+        blocks = self._rows.blocks[row, where // BLOCK_TOKENS]
+        self._pages[blocks, where % BLOCK_TOKENS] = entries(self._rows.prompt[row][start : start + count], start)
+        if self._states is not None:
+            for page in range(start // BLOCK_TOKENS, (start + count) // BLOCK_TOKENS):
+                self._states.advance(row, page, self._entries(row, page, page + 1))
 
-    def _decode(self) -> StepOutput:
+    def _prefilled(self, row: int) -> None:
+        rows = self._rows
+        self._regroup()
+        where = np.arange(int(rows.length[row]))
+        read = self._pages[rows.blocks[row, where // BLOCK_TOKENS], where % BLOCK_TOKENS]
+        rows.digest[row] = weighed(read, where).sum(dtype=np.uint64)
+        if self._states is not None:
+            rows.digest[row] ^= self._states.digest(row, len(where) // BLOCK_TOKENS)
+        self._offload.computed(rows.prefix[row], rows.held[row], self._state_row(row))
+
+    def _entries(self, row: int, start: int, end: int) -> U64:
+        """Entries of whole pages `start .. end`, read back."""
+        return self._pages[self._rows.blocks[row, start:end]].reshape(-1)
+
+    def _decode(self) -> tuple[npt.NDArray[np.void], list[Event]]:
         if self._running is None:
             self._running = Running(self._rows)
         run = self._running
@@ -221,9 +291,9 @@ class FakeEngine:
         records = run.records(token, is_eos)
         events = self._top_logprobs(run, records) if run.wants_top else []
         for row in run.rows[records["finish"] != GOES_ON].tolist():
-            self._release(row)
+            self._finish(row)
         self._decode_tokens += len(records)
-        return StepOutput(records, events)
+        return records, events
 
     def _draw(self, run: Running) -> tuple[U64, npt.NDArray[np.bool_] | None]:
         """The next tokens, and which of them end their answer; None when none may."""
@@ -248,19 +318,29 @@ class FakeEngine:
         return found
 
 
-def _read_config(folder: Path) -> tuple[int, tuple[int, ...], int]:
-    """Vocabulary, end-of-sequence ids and context of the model the fake stands in for. Raises OSError, ValueError."""
-    file = folder / "config.json"
-    try:
-        config = msgspec.json.decode(file.read_bytes(), type=_ModelConfig)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{file}: {error}") from error
-    eos = config.eos_token_id
-    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    return config.vocab_size, eos_ids, config.max_position_embeddings
-
-
-class _ModelConfig(msgspec.Struct):
-    vocab_size: Annotated[int, msgspec.Meta(ge=2)]
-    eos_token_id: int | list[int] | None = None
-    max_position_embeddings: Annotated[int, msgspec.Meta(ge=2)] = DEFAULT_MAX_MODEL_LEN
+def _facts(launch: Launch, model: FakeModel, blocks: int, stateful: bool) -> Facts:
+    facts = Facts(
+        engine="fake",
+        model_type="fake",
+        dtype="uint64",
+        device="cpu",
+        vocab_size=model.vocab_size,
+        eos_ids=model.eos_ids,
+        max_model_len=launch.max_model_len or model.max_position_embeddings,
+        max_num_seqs=launch.max_num_seqs,
+        block_size=BLOCK_TOKENS,
+        num_blocks=blocks,
+        page_bytes=BLOCK_TOKENS * ENTRY_BYTES,
+        layout_digest="fake-1",
+    )
+    if not stateful:
+        return facts
+    return msgspec.structs.replace(
+        facts,
+        state_bytes=STATE_BYTES,
+        num_states=launch.max_num_seqs * RING,
+        state_window=STATE_WINDOW,
+        first_state=FIRST_STATE,
+        keep_tokens=KEEP_TOKENS,
+        layout_digest="fake-states-1",
+    )

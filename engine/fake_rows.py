@@ -12,17 +12,21 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from engine.prefix import Prefix
+from hicache.keys import PAGE_TOKENS
 from ipc.layout import TOKEN_DTYPE
 from ipc.messages import Finish, Flag, Submit
 
 U64 = npt.NDArray[np.uint64]
 
-BLOCK_TOKENS: Final = 128
+BLOCK_TOKENS: Final = PAGE_TOKENS
 
 GOES_ON, STOP, FULL = (np.uint16(finish) for finish in (Finish.NONE, Finish.STOP, Finish.LENGTH))
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
+_UNMIX_1: Final = np.uint64(pow(int(_MIX_1), -1, 1 << 64))
+_UNMIX_2: Final = np.uint64(pow(int(_MIX_2), -1, 1 << 64))
 
 
 def mix(values: U64) -> U64:
@@ -36,6 +40,16 @@ def mix(values: U64) -> U64:
     return values
 
 
+def _unmix(values: U64) -> U64:
+    """What `mix` made these of: each of its steps can be undone."""
+    values = values ^ (values >> np.uint64(31)) ^ (values >> np.uint64(62))
+    values *= _UNMIX_2
+    values ^= values >> np.uint64(27) ^ values >> np.uint64(54)
+    values *= _UNMIX_1
+    values ^= values >> np.uint64(30) ^ values >> np.uint64(60)
+    return values - _GOLDEN
+
+
 def weighed(entry: U64, positions: npt.NDArray[Any]) -> U64:
     """What entries add to a sequence's digest: it tells where each stands."""
     return entry * (positions.astype(np.uint64) * np.uint64(2) + np.uint64(1))
@@ -45,6 +59,11 @@ def entries(tokens: npt.NDArray[np.int32], first_position: int) -> U64:
     """What the pages hold for tokens at consecutive positions."""
     positions = np.arange(first_position, first_position + len(tokens), dtype=np.uint64)
     return mix(tokens.astype(np.uint64) | (positions << np.uint64(32)))
+
+
+def tokens_of(entry: U64) -> npt.NDArray[np.int32]:
+    """The tokens that left these entries."""
+    return (_unmix(entry) & np.uint64(0xFFFFFFFF)).astype(np.int32)
 
 
 class Rows:
@@ -64,9 +83,11 @@ class Rows:
         self.digest: U64 = np.zeros(count, np.uint64)
         self.blocks = np.zeros((count, max_blocks), np.int64)
         self.prompt: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)] * count
-        self._held: list[list[int]] = [[] for _ in range(count)]
+        self.prefix: list[Prefix | None] = [None] * count
+        self.held: list[list[int]] = [[] for _ in range(count)]
+        self._requests: list[Submit | None] = [None] * count
 
-    def open(self, row: int, request: Submit, blocks: list[int], max_model_len: int) -> None:
+    def open(self, row: int, request: Submit, prefix: Prefix | None, blocks: list[int], max_model_len: int) -> None:
         ids = np.frombuffer(request.ids, "<i4")
         self.live[row] = True
         self.slot[row], self.generation[row] = request.slot, request.generation
@@ -79,13 +100,16 @@ class Rows:
         self.seed[row] = request.sampling.seed if request.sampling.temperature > 0 else 0
         self.blocks[row, : len(blocks)] = blocks
         self.prompt[row] = ids
-        self._held[row] = blocks
+        self.prefix[row], self.held[row], self._requests[row] = prefix, blocks, request
 
-    def close(self, row: int) -> list[int]:
+    def close(self, row: int) -> tuple[Submit, Prefix | None, list[int]]:
+        """Free a row; returns what it was opened with."""
+        request, prefix, blocks = self._requests[row], self.prefix[row], self.held[row]
+        assert request is not None
         self.live[row] = False
         self.prompt[row] = np.empty(0, np.int32)
-        blocks, self._held[row] = self._held[row], []
-        return blocks
+        self.prefix[row], self.held[row], self._requests[row] = None, [], None
+        return request, prefix, blocks
 
     def find(self, slot: int, generation: int) -> int | None:
         rows = np.flatnonzero(self.live & (self.slot == slot) & (self.generation == generation))

@@ -14,12 +14,25 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from engine.prefix import unused
 from engine.protocol import Engine, RequestRefusedError
 from ipc.errors import CodecError
 from ipc.heartbeat import EngineState
 from ipc.layout import TOKEN_DTYPE
 from ipc.link import EngineLink
-from ipc.messages import Cancel, Command, Finish, RequestError, Shutdown, Stats, Submit
+from ipc.messages import (
+    CacheAttach,
+    CacheForget,
+    CacheStore,
+    Cancel,
+    Command,
+    Event,
+    Finish,
+    RequestError,
+    Shutdown,
+    Stats,
+    Submit,
+)
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +67,11 @@ class RankLoop:
             self._pass()
         self._link.beat(self._steps, EngineState.STOPPING)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to leave, maybe before it ran."""
+        return not self._running
+
     def stop(self) -> None:
         """Leave the loop after the current pass (called from a signal handler)."""
         self._running = False
@@ -86,6 +104,12 @@ class RankLoop:
             case Cancel():
                 if self._engine.cancel(command.slot, command.generation):
                     self._end(command.slot, command.generation, Finish.CANCELLED)
+            case CacheStore():
+                self._engine.store(command)
+            case CacheForget():
+                self._engine.forget()
+            case CacheAttach():
+                log.error("a host pool came to a rank that has none to wait for")
             case Shutdown():
                 self._running = False
 
@@ -99,8 +123,9 @@ class RankLoop:
             self._refuse(request, "the engine failed to start this request", client_fault=False)
 
     def _refuse(self, request: Submit, message: str, *, client_fault: bool) -> None:
-        error = RequestError(request.slot, request.generation, message, client_fault)
-        self._link.publish(_NO_RECORDS, [error])
+        events: list[Event] = unused(request.cache) if request.cache is not None else []
+        events.append(RequestError(request.slot, request.generation, message, client_fault))
+        self._link.publish(_NO_RECORDS, events)
         self._end(request.slot, request.generation, Finish.ERROR)
 
     def _end(self, slot: int, generation: int, finish: Finish) -> None:

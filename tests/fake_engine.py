@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.fake import FakeEngine, FakePace
+from engine.fake import FakeEngine
+from engine.fake_settings import FakePace
 from ipc.messages import Launch, LinkFds, Sampling, Submit
 
 NO_PACE: Final = FakePace()

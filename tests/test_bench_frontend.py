@@ -28,7 +28,8 @@ from bench.streaming.model import write_model
 from bench.streaming.probe import Probe
 from bench.streaming.reading import bucket_quantile, quantile
 from bench.streaming.server_process import ROOT, ServerError, ServerProcess
-from engine.fake import FakeEngine, FakePace
+from engine.fake import FakeEngine
+from engine.fake_settings import FakePace
 from ipc.messages import Sampling, Submit
 from tests.byte_tokenizer import byte_tokenizer
 

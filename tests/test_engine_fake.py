@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fake import FakeEngine, FakePace
+from engine.fake import FakeEngine
 from engine.fake_rows import BLOCK_TOKENS
+from engine.fake_settings import FakePace
 from engine.protocol import RequestRefusedError
 from ipc.messages import Finish, Flag, Submit, TopLogprobs
 from tests.byte_tokenizer import EOS, MAX_MODEL_LEN, VOCAB_SIZE, write_model

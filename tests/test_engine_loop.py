@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.fake import FakeEngine, FakePace
+from engine.fake import FakeEngine
+from engine.fake_settings import FakePace
 from engine.loop import COMMANDS_PER_PASS, RankLoop
 from engine.protocol import StepOutput
 from ipc.heartbeat import EngineState

@@ -8,9 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.native.blocks import BlockManager
+from engine.blocks import BlockManager
 from engine.native.scheduler import Scheduler, Span
 from engine.native.sequence import BLOCK_SIZE, Sequence, blocks_for
+from engine.offload import Offload
 from ipc.messages import Sampling
 
 
@@ -38,6 +39,10 @@ def sequence(arrival: int, prompt: int, output: int) -> Sequence:
         tokens=np.zeros(limit, dtype=np.int32),
         table=np.zeros(blocks_for(limit), dtype=np.int32),
     )
+
+
+def scheduler_of(blocks: BlockManager, max_num_seqs: int, budget: int) -> Scheduler:
+    return Scheduler(blocks, Offload(blocks), max_num_seqs, budget)
 
 
 def advance(scheduler: Scheduler, spans: list[Span]) -> list[Sequence]:
@@ -73,7 +78,7 @@ arrivals = st.lists(
 @given(arrivals, st.integers(1, 6), st.integers(1, 400))
 def test_every_request_ends_and_every_block_returns(plan: list[Arrival], max_num_seqs: int, budget: int) -> None:
     blocks = BlockManager(POOL)
-    scheduler = Scheduler(blocks, max_num_seqs, budget)
+    scheduler = scheduler_of(blocks, max_num_seqs, budget)
     here: list[Sequence] = []
     leaving: dict[int, list[Sequence]] = {}
     # The oldest advances in every step and is never thrown out: at worst they run one after the other.
@@ -109,7 +114,7 @@ def check_spans(spans: list[Span], here: list[Sequence], budget: int, max_num_se
 
 
 def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks() -> None:
-    scheduler = Scheduler(BlockManager(20), 4, 100)
+    scheduler = scheduler_of(BlockManager(20), 4, 100)
     short, long = sequence(0, 10, 50), sequence(1, 1000, 5)
     scheduler.add(short)
     advance(scheduler, scheduler.plan())
@@ -122,7 +127,7 @@ def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks() -> None:
 
 
 def test_prompts_are_served_in_order_of_arrival() -> None:
-    scheduler = Scheduler(BlockManager(20), 4, 100)
+    scheduler = scheduler_of(BlockManager(20), 4, 100)
     prompts = [sequence(number, 60, 5) for number in range(3)]
     for one in prompts:
         scheduler.add(one)
@@ -131,7 +136,7 @@ def test_prompts_are_served_in_order_of_arrival() -> None:
 
 def test_the_latest_arrival_gives_way_and_comes_back_first() -> None:
     """Both outgrow their block with none left: the younger is thrown out, keeps its tokens, and restarts from them."""
-    scheduler = Scheduler(BlockManager(3), 4, 1000)
+    scheduler = scheduler_of(BlockManager(3), 4, 1000)
     old, young, later = sequence(0, 127, 100), sequence(1, 127, 100), sequence(2, 10, 5)
     scheduler.add(old)
     scheduler.add(young)

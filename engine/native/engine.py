@@ -9,16 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.blocks import BlockManager
 from engine.native.adjust import Row, needs_history
 from engine.native.architecture import context_length
 from engine.native.batch import Batch, build
-from engine.native.blocks import BlockManager
 from engine.native.device import choose_device, choose_threads
+from engine.native.errors import LaunchError
 from engine.native.history import TokenHistory
 from engine.native.loading import LoadedModel, load, read_config
 from engine.native.memory import choose_blocks, cpu_bytes, cuda_bytes
@@ -28,9 +30,15 @@ from engine.native.runner import Runner
 from engine.native.sampler import Sampler, Samples
 from engine.native.scheduler import Scheduler
 from engine.native.sequence import BLOCK_SIZE, Sequence, blocks_for
+from engine.offload import Offload
 from engine.protocol import RequestRefusedError, StepOutput
+from hicache.pool import HostPool
+from hicache.transfer import TransferError, open_transfer
 from ipc.layout import TOKEN_DTYPE
-from ipc.messages import Event, Facts, Finish, Flag, Launch, RequestError, Stats, Submit, TopLogprobs
+from ipc.messages import CacheStore, Event, Facts, Finish, Flag, Launch, RequestError, Stats, Submit, TopLogprobs
+
+# Copies between memories of the same machine: a few threads fill its bandwidth.
+MAX_COPY_THREADS: Final = 4
 
 Observer = Callable[[Batch, torch.Tensor], None]
 """Sees every step's batch and its logits before they are adjusted; must not keep the tensor."""
@@ -49,8 +57,9 @@ class NativeEngine:
         layout = probe_layout(loaded, device)
         num_blocks = launch.num_kv_blocks or _measured_blocks(launch, loaded, layout, max_model_len, device)
         self._pool = PagePool(layout, num_blocks, device)
-        self._blocks = BlockManager(num_blocks)
-        self._scheduler = Scheduler(self._blocks, launch.max_num_seqs, launch.max_num_batched_tokens)
+        self._blocks = BlockManager(num_blocks, self._pool.clear)
+        self._offload = Offload(self._blocks)
+        self._scheduler = Scheduler(self._blocks, self._offload, launch.max_num_seqs, launch.max_num_batched_tokens)
         self._runner = Runner(loaded.model, self._pool)
         self._sampler = Sampler(loaded.eos_ids)
         self._observe = observe
@@ -98,6 +107,7 @@ class NativeEngine:
             tokens=tokens,
             table=np.empty(blocks_for(limit), dtype=np.int32),
             history=TokenHistory(self._facts.vocab_size, prompt) if needs_history(request.sampling) else None,
+            prefix=self._offload.open(request.cache, prompt),
         )
         self._arrivals += 1
         self._sequences[key] = sequence
@@ -129,21 +139,45 @@ class NativeEngine:
 
     def cancel(self, slot: int, generation: int) -> bool:
         """Drop a request and free all it held. False: it is not here (it ended before)."""
-        sequence = self._sequences.pop((slot, generation), None)
+        sequence = self._sequences.get((slot, generation))
         if sequence is None:
             return False
-        self._scheduler.remove(sequence)
+        self._drop(sequence)
         return True
 
+    def _drop(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.slot, sequence.generation]
+        self._offload.close(sequence.prefix)
+        self._scheduler.remove(sequence)
+
+    def attach(self, pool: HostPool) -> None:
+        """Use this host pool from now on; before the first request. Raises LaunchError where it cannot be pinned."""
+        pages = self.pages()
+        try:
+            transfer = open_transfer(self._pool.bytes if pages is None else pages, None, pool, _copy_threads())
+        except TransferError as error:
+            raise LaunchError(f"the host pool cannot be used: {error}") from error
+        self._offload.attach(transfer, self._facts.page_bytes)
+
+    def store(self, command: CacheStore) -> None:
+        """Copy offered pages to the host; the answer is among the events of a later step."""
+        self._offload.store(command)
+
+    def forget(self) -> None:
+        """Reuse no block whose page is known now."""
+        self._offload.forget()
+
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._sequences)
+        """Whether a step would do anything; also copies and events that wait count."""
+        return bool(self._sequences) or self._offload.busy
 
     def step(self) -> StepOutput:
         """Run one batch: decodes and prompt chunks. Ends of requests are in the records, their blocks are free."""
-        if not self._sequences:
-            return StepOutput(np.empty(0, dtype=TOKEN_DTYPE))
+        self._offload.pump(decoding=self._scheduler.decoding)
         spans = self._scheduler.plan()
+        if not spans:
+            self._offload.rest()
+            return StepOutput(np.empty(0, dtype=TOKEN_DTYPE), self._offload.take_events())
         batch = build(spans)
         logits = self._runner.forward(batch)
         if self._observe is not None:
@@ -160,7 +194,7 @@ class NativeEngine:
         records = np.zeros(len(sampled), dtype=TOKEN_DTYPE)
         events: list[Event] = []
         if not sampled:
-            return StepOutput(records)
+            return StepOutput(records, self._offload.take_events())
         samples = self._sampler.sample(logits, [_row(sequence) for sequence in sampled])
         records["logprob"] = samples.logprobs
         records["time_ns"] = time.monotonic_ns()
@@ -172,9 +206,10 @@ class NativeEngine:
                 self._take_in(sequence, index, samples, record, events)
             else:
                 self._break_off(sequence, record, events)
-        return StepOutput(records, events)
+        return StepOutput(records, self._offload.take_events() + events)
 
     def _take_in(self, sequence: Sequence, index: int, samples: Samples, record: np.void, events: list[Event]) -> None:
+        self._offload.computed(sequence.prefix, sequence.blocks())
         token = int(samples.tokens[index])
         flags, finish = Flag.TOKEN, Finish.NONE
         if index in samples.tops:
@@ -189,15 +224,16 @@ class NativeEngine:
             finish = Finish.LENGTH
         record["token"], record["flags"], record["finish"] = token, flags, finish
         if finish is not Finish.NONE:
-            self.cancel(sequence.slot, sequence.generation)
+            self._offload.end(sequence.prefix, sequence.tokens[: sequence.computed], sequence.blocks())
+            self._drop(sequence)
 
     def _break_off(self, sequence: Sequence, record: np.void, events: list[Event]) -> None:
-        """End a request whose logits are not finite, and clean its blocks: the next owner reads them masked."""
+        """End a request whose logits are not finite; its blocks are cleaned: the next owner reads them masked."""
         message = f"the model's logits at position {sequence.length} are not finite"
         events.append(RequestError(sequence.slot, sequence.generation, message, client_fault=False))
         record["logprob"], record["finish"] = 0, Finish.ERROR
-        self._pool.clear(sequence.blocks())
-        self.cancel(sequence.slot, sequence.generation)
+        self._blocks.spoil(sequence.blocks())
+        self._drop(sequence)
 
     def stats(self) -> Stats:
         """Gauges and counters of this moment."""
@@ -206,6 +242,7 @@ class NativeEngine:
             waiting=self._scheduler.waiting,
             blocks_used=self._blocks.used,
             blocks_total=self._blocks.total,
+            blocks_cached=self._blocks.cached,
             steps=self._steps,
             preemptions=self._scheduler.preemptions,
             prefill_tokens=self._prefill_tokens,
@@ -221,9 +258,14 @@ class NativeEngine:
     def close(self) -> None:
         """Give back device memory. The engine is not used afterwards."""
         self._sequences.clear()
+        self._offload.detach()
         del self._runner, self._pool
         if self._facts.device == "cuda":
             torch.cuda.empty_cache()
+
+
+def _copy_threads() -> int:
+    return min(MAX_COPY_THREADS, torch.get_num_threads())
 
 
 def _measured_blocks(

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.native.history import TokenHistory
+from engine.prefix import Prefix
+from hicache.keys import PAGE_TOKENS
 from ipc.messages import Sampling
 
-BLOCK_SIZE = 128
-"""Tokens per block. Fixed: it is also the page of the host cache, whose keys are computed per 128 tokens."""
+BLOCK_SIZE = PAGE_TOKENS
+"""Tokens per block: the page of the host cache."""
 
 
 def blocks_for(tokens: int) -> int:
@@ -27,7 +29,8 @@ class Sequence:
     """A prompt and what was generated after it.
 
     `tokens[:length]` are known, `tokens[:computed]` have their keys and values in `table`. The last known token
-    of a decoding sequence is always one ahead of `computed`; a preempted sequence starts again at 0.
+    of a decoding sequence is always one ahead of `computed`; a preempted sequence starts again at 0, or behind the
+    blocks that it may share by then.
     """
 
     slot: int
@@ -41,6 +44,7 @@ class Sequence:
     tokens: npt.NDArray[np.int32]  # [limit]
     table: npt.NDArray[np.int32]  # [blocks_for(limit)]
     history: TokenHistory | None = None  # only for penalties
+    prefix: Prefix | None = None  # only with a plan for the prefix cache
     length: int = field(init=False)
     computed: int = field(init=False, default=0)
     num_blocks: int = field(init=False, default=0)
@@ -54,6 +58,11 @@ class Sequence:
         return self.length - self.computed
 
     @property
+    def loading(self) -> bool:
+        """Whether it waits for pages and takes no part in steps."""
+        return self.prefix is not None and self.prefix.loading
+
+    @property
     def generated(self) -> int:
         """Number of output tokens so far."""
         return self.length - self.prompt_length
@@ -64,6 +73,10 @@ class Sequence:
         self.length += 1
         if self.history is not None:
             self.history.append(token)
+
+    def known(self) -> npt.NDArray[np.int32]:
+        """The tokens so far."""
+        return self.tokens[: self.length]
 
     def blocks(self) -> list[int]:
         """The blocks it holds, in token order."""

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.native.blocks import BlockManager
+from engine.blocks import BlockManager
 
 TOTAL = 7
 
