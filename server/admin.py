@@ -50,7 +50,7 @@ async def health(request: web.Request) -> web.Response:
         "ready_ranks": ready,
         "total_ranks": len(ranks),
         "ranks": [_rank(rank) for rank in ranks],
-        "prefix_cache": services.cache.health(),
+        "prefix_cache": services.cache.trust.as_json(),
     }
     return health_response(payload, ready=payload["status"] == "ok")
 
@@ -101,7 +101,7 @@ async def reset_cache(request: web.Request) -> web.Response:
     """`POST /deepinfer/cache/reset`: nothing that is cached now is used again; running requests go on."""
     services = request.app[SERVICES]
     dropped = services.cache.reset()
-    return _json({"prefix_cache": services.cache.health(), "dropped_pages": dropped})
+    return _json({"prefix_cache": services.cache.trust.as_json(), "dropped_pages": dropped})
 
 
 async def tokenize(request: web.Request) -> web.Response:

@@ -37,7 +37,7 @@ class Submitter:
         self._admission = admission
         self._cache = cache
         self.twins = Twins(cache, ranks, lambda index: router.work(index)[0])
-        cache.on_disabled = self.twins.close
+        cache.trust.on_disabled = self.twins.close
         self.closed = False  # True once the server is going down
 
     @property

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from hicache.keys import PAGE_TOKENS, extend
-from ipc.messages import CacheForget, CacheLoaded, CacheOffer, CacheStore, CacheStored, Sampling, Submit
-from server.cache import MAX_FAULTS, Cache, State
+from ipc.messages import CacheForget, CacheLoaded, CacheOffer, CacheStore, CacheStored, Event, Sampling, Submit
+from server.cache import Cache
 from server.errors import OverloadedError, RankLostError
 from server.stream import TokenStream
+from server.trust import MAX_FAULTS, State
 from tests.cached_ranks import CachedRanks, cached_ranks, prompt, slots
 from tests.rank_pair import NO_RECORDS, SHAPE
 
@@ -173,18 +174,18 @@ async def test_three_faults_disable_the_cache_loudly_and_for_good(
 ) -> None:
     await serve(ranks, 3.5)
     for number in range(MAX_FAULTS):
-        assert ranks.cache.health() == {"state": "on", "reason": None}, number
+        assert ranks.cache.trust.as_json() == {"state": "on", "reason": None}, number
         stream = await ask(ranks, 3.5)
         fail_load(ranks)
         assert (stream.reuse.why, stream.reuse.error) == ("failed", "no such luck")
-    assert ranks.cache.state is State.DISABLED
-    assert "no such luck" in (ranks.cache.health()["reason"] or "")
+    assert ranks.cache.trust.state is State.DISABLED
+    assert "no such luck" in (ranks.cache.trust.as_json()["reason"] or "")
     assert [record.levelno for record in caplog.records].count(logging.CRITICAL) == 1
     stream = await ask(ranks, 3.5)
     assert ranks.submitted().cache is None
     assert (stream.reuse.why, stream.prompt_tokens) == ("disabled", int(3.5 * PAGE_TOKENS))
     ranks.cache.reset()
-    assert ranks.cache.state is State.DISABLED
+    assert ranks.cache.trust.state is State.DISABLED
     assert ranks.cache.next_to_scrub() is None
 
 
@@ -192,7 +193,7 @@ async def test_plans_that_were_out_when_it_was_disabled_are_closed(ranks: Cached
     await ask(ranks, 3.5)
     submit = ranks.submitted()
     for _ in range(MAX_FAULTS):
-        ranks.cache.fault("bad memory")
+        ranks.cache.trust.fault("bad memory")
     ranks.finish(submit)
     assert ranks.inflight() == 0
 
@@ -207,17 +208,20 @@ async def test_a_page_with_a_wrong_checksum_is_not_found_again(ranks: CachedRank
     assert slots(submit.cache.load) == 1
     ranks.finish(submit)
     assert turn.reuse.cached_tokens == PAGE_TOKENS
-    assert ranks.cache.state is State.ON
+    assert ranks.cache.trust.state is State.ON
 
 
 async def test_a_failed_store_and_an_impossible_count_are_faults(ranks: CachedRanks) -> None:
     stream = await ask(ranks, 3.5)
     submit = ranks.submitted()
     assert submit.cache is not None
-    events = [CacheLoaded(submit.cache.plan, host_tokens=10**6), CacheStored(submit.cache.plan, error="disk full")]
+    events: list[Event] = [
+        CacheLoaded(submit.cache.plan, host_tokens=10**6),
+        CacheStored(submit.cache.plan, error="disk full"),
+    ]
     ranks.pairs[0].engine.publish(NO_RECORDS, events)
     ranks.drain()
-    assert (ranks.cache.faults, stream.reuse.cached_tokens, ranks.inflight()) == (2, 0, 0)
+    assert (ranks.cache.trust.faults, stream.reuse.cached_tokens, ranks.inflight()) == (2, 0, 0)
 
 
 async def test_an_exception_within_costs_cached_tokens_and_nothing_else(
@@ -227,9 +231,9 @@ async def test_an_exception_within_costs_cached_tokens_and_nothing_else(
     prospect = ranks.cache.look(unreadable)
     assert (prospect.look, prospect.reuse.why) == (None, "failed")
     assert caplog.text.count("Traceback") == 1
-    assert ranks.cache.faults == 1
+    assert ranks.cache.trust.faults == 1
     ranks.cache.withdraw(CacheStore(99, b"", b""))  # a plan that nobody made
-    assert ranks.cache.faults == 2
+    assert ranks.cache.trust.faults == 2
 
 
 async def test_without_a_pool_all_of_it_is_nothing() -> None:
@@ -238,7 +242,7 @@ async def test_without_a_pool_all_of_it_is_nothing() -> None:
     assert (prospect.tokens, prospect.reuse.why) == (int(3.5 * PAGE_TOKENS), "off")
     assert cache.plan(0, prospect, prompt(3.5)) is None
     assert (cache.reset(), cache.counts(0), cache.usage(), cache.fds) == (0, None, None, None)
-    assert cache.health() == {"state": "off", "reason": None}
+    assert cache.trust.as_json() == {"state": "off", "reason": None}
     cache.loaded(0, CacheLoaded(1))
     cache.stored(0, CacheStored(1))
     assert cache.offered(0, CacheOffer(b"", b"", b"")) is None
