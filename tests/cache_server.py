@@ -23,7 +23,7 @@ ROOT: Final = root(b"secret", b"caller")
 
 
 class CacheServer:
-    """One pool and its planner for some engines; a request is sent with `submit`, every step's output goes to `hear`."""
+    """One pool and its planner for some engines: `submit` a request, then `step` until there is no work."""
 
     def __init__(
         self, engines: Sequence[Engine], pages: int = 256, states: int = 64, *, verify_loads: bool = False
