@@ -158,9 +158,13 @@ class Oracle:
             path[-1].stamp, path[-1].loose = next(self.clock), False
         self.sweep()
 
-    def evict(self, slots: set[int]) -> None:
-        """These slots' pages went: each must have been the leaf used least recently when it did."""
+    def evict(self, slots: set[int]) -> int:
+        """These slots' pages went: each must have been the leaf used least recently when it did.
+
+        Returns how many bad pages were free with them.
+        """
         victims = {page for page in self.pages if page.slot in slots}
+        left = len(self.pages) - len(victims)
         while victims:
             leaves = self.leaves()
             able = sorted(victims & leaves, key=lambda page: page.stamp)
@@ -176,6 +180,7 @@ class Oracle:
                 victim.parent.loose |= victim.loose
             victims.remove(victim)
             self.sweep()
+        return left - len(self.pages)
 
     def leaves(self) -> set[Page]:
         """Pages that may be evicted now."""

@@ -163,8 +163,9 @@ class _PlannerMachine(RuleBasedStateMachine):
                 for page in self.oracle.pages
                 if not page.doomed and (pages.status[page.slot] == FREE or page.slot in slots)
             }
-            assert len(went) == max(0, len(slots) - free)
-            self.oracle.evict(went)
+            lacking = max(0, len(slots) - free)
+            # A bad page that comes free when the last behind it goes saves an eviction.
+            assert lacking - self.oracle.evict(went) <= len(went) <= lacking
         else:
             assert not letters or len(letters) > self.oracle.room()
         plan = Plan(rank, path, self.oracle.store(name, top, path, letters if slots else "", slots), [])
