@@ -294,7 +294,7 @@ class Oracle:
             page.owner = None
         if pages:
             plan.stored[pages - 1].stamp = next(self.clock)
-        for state in plan.states:
+        for state in reversed(plan.states):
             if state.page in self.pages and not state.page.doomed and state.slot in states:
                 state.owner, state.stamp = None, next(self.clock)
             elif not state.dropped:
