@@ -110,8 +110,9 @@ class Planner:
         return self._message(hold, look, states, reuse=reuse)
 
     def withdraw(self, plan_id: int) -> None:
-        """The plan was never sent."""
-        self._end(self._holds[plan_id])
+        """The plan was never sent. Does nothing if its rank was dropped meanwhile."""
+        if hold := self._holds.get(plan_id):
+            self._end(hold)
 
     def settled(self, plan_id: int, callback: Callable[[], None]) -> None:
         """Call back once that plan stores nothing any more, whatever came of it; at once if it is so already."""

@@ -22,7 +22,7 @@ def test_states_of_the_last_boundaries_are_stored_and_the_nearest_is_loaded() ->
     assert cache.rank_counts(0).states_loaded == 1
     assert why(cache, "abcdxyz") == (4, Reason.NEVER_STORED)
     assert why(cache, "abcx") == (0, Reason.NO_STATE)
-    assert why(cache, "abcdefgh") == (7, Reason.KEEP_TOKENS)
+    assert why(cache, "abcdefgh", tail=20) == (7, Reason.KEEP_TOKENS)
 
 
 def test_no_state_is_kept_below_the_first_or_beyond_the_window() -> None:
