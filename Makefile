@@ -48,7 +48,7 @@ bench: install
 	for file in $$(grep -l __main__ bench/*.py); do $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv .cache build *.egg-info engine/native/*.so ipc/*.so server/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	rm -rf .venv .cache build *.egg-info engine/native/*.so hicache/*.so ipc/*.so server/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): setup.cfg setup.py constraints.txt

@@ -64,6 +64,14 @@ def extensions(environ: Mapping[str, str]) -> list[Extension]:
             extra_link_args=link_flags,
         ),
         Extension(
+            "hicache._copy",
+            sources=["csrc/page_copy.cpp"],
+            depends=["csrc/page_copy.hpp", "csrc/team.hpp"],
+            language="c++",
+            extra_compile_args=["-O3" if flag == "-O2" else flag for flag in compile_flags],
+            extra_link_args=link_flags,
+        ),
+        Extension(
             "engine.native._kernels",
             sources=[f"csrc/{source}.cpp" for source in KERNEL_SOURCES],
             depends=[f"csrc/{header}.hpp" for header in KERNEL_HEADERS],

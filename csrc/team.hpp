@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -48,7 +49,11 @@ void run_jobs(std::int64_t jobs, unsigned threads, bool use_openmp, const Body& 
         return;
     }
     std::vector<std::thread> others;
-    for (unsigned thread = 1; thread < threads; ++thread) others.emplace_back(work, &shared);
+    try {
+        for (unsigned thread = 1; thread < threads; ++thread) others.emplace_back(work, &shared);
+    } catch (const std::exception&) {
+        // The system gives no more threads, or no memory for them: those that run do all of it.
+    }
     work(&shared);
     for (std::thread& other : others) other.join();
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from hicache.look import Look, Looker, Reason, Rules
 from hicache.memo import Memo
 from hicache.pages import NO_PARENT, NO_SLOTS, NO_STATE, Ids
 from hicache.scrub import Scrubber
+from hicache.shape import PoolShape
 from ipc.messages import CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored
 
 __all__ = ["Look", "Planner", "PoolShape", "RankCounts", "Reason", "Rules"]
@@ -35,15 +36,6 @@ ID_BYTES: Final = 4
 KNOWN_ROOTS: Final = 4096
 
 log = logging.getLogger(__name__)
-
-
-class PoolShape(NamedTuple):
-    """Sizes of the host pool that all ranks share."""
-
-    pages: int
-    page_bytes: int
-    states: int
-    state_bytes: int
 
 
 class Planner:

@@ -9,7 +9,8 @@ import numpy as np
 from hicache.keys import PAGE_TOKENS, root
 from hicache.look import Reason
 from hicache.pages import Ids
-from hicache.plan import Planner, PoolShape, Rules
+from hicache.plan import Planner, Rules
+from hicache.shape import PoolShape
 from ipc.messages import CacheLoaded, CachePlan, CacheStored
 from tests.cache_invariants import check_planner
 

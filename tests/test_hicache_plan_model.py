@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend, root
 from hicache.look import Look, Reason
 from hicache.pages import FREE, Ids
-from hicache.plan import Planner, PoolShape, Rules
+from hicache.plan import Planner, Rules
+from hicache.shape import PoolShape
 from ipc.messages import CacheLoaded, CacheOffer, CacheStored
 from tests.cache_invariants import check_planner
 from tests.cache_oracle import Oracle, Plan
