@@ -95,7 +95,7 @@ class Planner:
         found, words = len(look.ready), key_words(look.keys)
         if found < len(look.pages):
             self._reserve(hold, look.root, words[found:], look.pages[found:], being_stored=look.being_stored)
-        states = hold.reserve_states(self._boundaries(len(look.ids)))
+        states = hold.reserve_states(self._boundaries(len(look.ids), load))
         if look.hint:
             self._memo.put(look.hint, np.concatenate([hold.path, hold.slots]))
         self._count_evicted(rank, *evicted)
@@ -238,12 +238,15 @@ class Planner:
         log.warning("rank %d offered %d bytes of ids with keys that do not fit them", rank, len(event.ids))
         return b""
 
-    def _boundaries(self, tokens: int) -> list[int]:
-        """Boundaries whose states a prompt stores, in pages, the last one first: the one most likely to be hit."""
+    def _boundaries(self, tokens: int, load: int) -> list[int]:
+        """Boundaries whose states a prompt stores, in pages, the last one first: the one most likely to be hit.
+
+        The engine never has those before the `load` pages that it need not compute.
+        """
         if not self.rules.has_states:
             return []
         lowest = max(self.rules.first_state, tokens - self.rules.state_window, PAGE_TOKENS)
-        first, last = -(-lowest // PAGE_TOKENS), tokens // PAGE_TOKENS
+        first, last = max(-(-lowest // PAGE_TOKENS), load + 1), tokens // PAGE_TOKENS
         return list(range(last, first - 1, -1))[:STATES_PER_PROMPT]
 
     def _message(self, hold: Hold, look: Look, states: list[tuple[int, int]], *, reuse: bool) -> CachePlan:

@@ -124,8 +124,8 @@ class Oracle:
             reason = Reason.NEVER_STORED
         return hit * PAGE, reason, *twin
 
-    def boundaries(self, tokens: int, held: list[Page]) -> list[int]:
-        """Boundaries whose states a plan stores if there is room, in pages, last first."""
+    def boundaries(self, tokens: int, held: list[Page], hit: int) -> list[int]:
+        """Boundaries behind the `hit` pages whose states a plan stores if there is room, in pages, last first."""
         if not self.rules.has_states:
             return []
         near = [
@@ -133,7 +133,7 @@ class Oracle:
             for pages in range(tokens // PAGE, 0, -1)
             if pages * PAGE >= max(self.rules.first_state, tokens - self.rules.state_window)
         ][:4]
-        return [pages for pages in near if pages <= len(held) and held[pages - 1].state is None]
+        return [pages for pages in near if hit < pages <= len(held) and held[pages - 1].state is None]
 
     def room(self) -> int:
         """Slots a plan can get."""

@@ -83,6 +83,17 @@ class CacheServer:
             self._storing[command.plan] = rank
             self.engines[rank].store(command)
 
+    def slots(self, prompt: Sequence[int]) -> list[int]:
+        """Where the host has the pages of a prompt."""
+        found: list[int] = self.planner.look(self.root, np.array(prompt, np.int32)).ready.tolist()
+        return found
+
+    def harm(self, *, pages: Sequence[int] = (), states: bool = False) -> None:
+        """Flip a bit in these pages of the host, or in every state."""
+        self.pool.pages[list(pages), 9] ^= 1
+        if states:
+            self.pool.states[:, 9] ^= 1
+
     def hit(self, slot: int) -> tuple[int, int]:
         """Tokens that the request in a slot reused: from the device, from the host."""
         event = self.loaded[slot, 1]

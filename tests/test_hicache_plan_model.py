@@ -145,7 +145,7 @@ class _PlannerMachine(RuleBasedStateMachine):
         plan = self.stores(got.plan, rank, ready, lacking, top=look.root, store=got.store)
         plan.load, plan.load_state = hit, state
         held = [*ready, *plan.stored]
-        wanted = self.oracle.boundaries(len(look.ids), held)
+        wanted = self.oracle.boundaries(len(look.ids), held, hit)
         for pages, slot in got.store_states:
             assert pages == wanted.pop(0)
             plan.states.append(self.oracle.reserve_state(got.plan, held[pages - 1], slot))
