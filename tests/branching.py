@@ -96,14 +96,14 @@ async def ask(client: aiohttp.ClientSession, ids: Sequence[int], answer: int, *,
 
 
 class Uncached:
-    """Answers of a server that has no cache, each asked for once."""
+    """Answers of a server that has no cache; those in `known` were asked for before."""
 
-    def __init__(self, client: aiohttp.ClientSession) -> None:
+    def __init__(self, client: aiohttp.ClientSession, known: dict[bytes, Reply]) -> None:
         self._client = client
-        self._known: dict[bytes, Reply] = {}
+        self._known = known
 
     async def ask(self, ids: Sequence[int], answer: int) -> Reply:
-        """The same as of the others."""
+        """A greedy answer."""
         key = np.array([answer, *ids], np.int32).tobytes()
         if key not in self._known:
             self._known[key] = await ask(self._client, ids, answer)
@@ -149,7 +149,8 @@ class Comparer:
         """Ask and compare; `before` are the tokens of the prompt that this one goes on from."""
         ids, answer, found = conversation.ids, self._kind.answer, self.found
         replies = {}
-        for prefix_cache in conversation.draw.sample((True, False), 2):
+        order = conversation.draw.sample((True, False), 2)
+        for prefix_cache in order:
             replies[prefix_cache] = await ask(self._client, ids, answer, prefix_cache=prefix_cache)
         assert replies[False].cached == 0
         assert replies[True].cached < len(ids)
@@ -157,7 +158,7 @@ class Comparer:
         self._compare(name, replies[True], await self._uncached.ask(ids, answer))
         found.turns += 1
         found.cached += replies[True].cached
-        if before is not None:
+        if before is not None and order[0]:  # else the bypassed one has just stored all of it
             found.generated += replies[True].cached > before // PAGE_TOKENS * PAGE_TOKENS
         return await self._kind.tokenize(replies[True].text)
 
