@@ -136,9 +136,9 @@ def test_broken_links_are_errors() -> None:
             walks_native.agreeing(tokens, column(slot), tokens, ROW_BYTES)
         with pytest.raises(ValueError, match="outside"):
             walks_native.path(column(slot if slot > 0 else -2, -1), 0)
-    ones, status = np.ones(3, np.int32), np.full(3, READY, np.uint8)
-    with pytest.raises(ValueError, match="slot 7 is outside of 3"):
-        walks_native.climb((column(7, 0, 1), ones, 0 * ones, status, column(-1, -1, -1, -1)), READY, 2, 9)
+    ones, status = np.ones(4, np.int32), np.full(4, READY, np.uint8)
+    with pytest.raises(ValueError, match="slot 7 is outside of 4"):
+        walks_native.climb((column(7, 0, 1, -1), ones, 0 * ones, status, np.full(5, -1, np.int32)), READY, 2, 9)
 
 
 def test_chains_and_paths_without_an_end_are_errors() -> None:
