@@ -37,7 +37,8 @@ class Buffers {
         if (PyObject_GetBuffer(given, &view, flags) != 0) throw PythonError();
         ++count_;
         if (item_bytes != 1 && view.itemsize != static_cast<Py_ssize_t>(item_bytes)) {
-            PyErr_Format(PyExc_ValueError, "a column has %zd bytes an element instead of %zu", view.itemsize, item_bytes);
+            PyErr_Format(PyExc_ValueError, "a column has %zd bytes an element instead of %zu", view.itemsize,
+                         item_bytes);
             throw PythonError();
         }
         return {static_cast<T*>(view.buf), static_cast<std::size_t>(view.len) / sizeof(T)};
@@ -93,7 +94,8 @@ PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t count) {
         const Chains table = table_of(buffers, args);
         const auto keys = buffers.column<const KeyWords>(args[3], sizeof(std::uint64_t));
         std::vector<std::int32_t> found(keys.size);
-        std::transform(keys.data, keys.data + keys.size, found.begin(), [&](const KeyWords& key) { return table.find(key); });
+        std::transform(keys.data, keys.data + keys.size, found.begin(),
+                       [&](const KeyWords& key) { return table.find(key); });
         return as_bytes(found);
     });
 }
@@ -157,7 +159,8 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "hicache._walks", nullptr, 0, methods, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT, "hicache._walks", nullptr, 0, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
