@@ -165,3 +165,20 @@ def test_shared_blocks_without_a_holder_are_not_counted_twice() -> None:
     assert rank.step() == [Span(waiting, 1)]
     assert not rank.here
     device.close()
+
+
+def test_blocks_that_wait_for_their_copy_are_had_before_anybody_is_preempted() -> None:
+    """The older one needs a second block while the pages of one that ended still hold all of them."""
+    device = Device(POOL)
+    rank = Rank(device, 4, 1000)
+    older = rank.add(0, Arrival(0, 2 * BLOCK_SIZE - 1, 0, 50, 0, 0, True, None))
+    rank.step()
+    rank.add(1, Arrival(0, 3 * BLOCK_SIZE, 1, 1, 0, 3, True, None))
+    rank.step()
+    assert (rank.scheduler.running, device.blocks.used) == (1, 2 + 3)
+    last_free = device.blocks.take()
+    rank.step()
+    assert (rank.scheduler.preemptions, older.num_blocks) == (0, 3)
+    rank.leave(older)
+    device.blocks.give_back([last_free])
+    device.close()
