@@ -1,4 +1,4 @@
-"""The small endpoints: models, health, live, metrics, tokenize, detokenize."""
+"""The small endpoints: models, health, live, metrics, requests, cache, tokenize, detokenize."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from server.body import read
 from server.errors import InvalidRequestError, health_response
 from server.fields import DetokenizeRequest, TokenizeRequest
+from server.metrics_compat import VllmMetrics
 from server.rank import Rank, RankState
-from server.services import SERVICES, Services
+from server.services import CALL, SERVICES, Services
 
 
 async def models(request: web.Request) -> web.Response:
@@ -49,6 +50,7 @@ async def health(request: web.Request) -> web.Response:
         "ready_ranks": ready,
         "total_ranks": len(ranks),
         "ranks": [_rank(rank) for rank in ranks],
+        "prefix_cache": services.cache.health(),
     }
     return health_response(payload, ready=payload["status"] == "ok")
 
@@ -76,8 +78,30 @@ async def live(_: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """`GET /deepinfer/metrics`: Prometheus text."""
-    body = request.app[SERVICES].metrics.expose()
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return _prometheus(request.app[SERVICES].metrics.expose())
+
+
+async def vllm_metrics(request: web.Request) -> web.Response:
+    """`GET /metrics`, with `--metrics-compat vllm`: Prometheus text with vLLM's names."""
+    services = request.app[SERVICES]
+    name, waiting = services.config.served_model_name, services.submitter.waiting
+    return _prometheus(VllmMetrics(name, services.metrics, services.ranks, waiting).expose())
+
+
+def _prometheus(text: bytes) -> web.Response:
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def explain(request: web.Request) -> web.Response:
+    """`GET /deepinfer/requests/{id}`: what a recent request of this caller reused. Raises UnknownRequestError."""
+    return _json(request.app[SERVICES].recent.find(request[CALL].caller, request.match_info["id"]))
+
+
+async def reset_cache(request: web.Request) -> web.Response:
+    """`POST /deepinfer/cache/reset`: nothing that is cached now is used again; running requests go on."""
+    services = request.app[SERVICES]
+    dropped = services.cache.reset()
+    return _json({"prefix_cache": services.cache.health(), "dropped_pages": dropped})
 
 
 async def tokenize(request: web.Request) -> web.Response:

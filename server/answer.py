@@ -66,8 +66,8 @@ def _held(generations: Sequence[Generation]) -> ExitStack:
 
 
 async def _whole(generations: Sequence[Generation], form: Form) -> web.Response:
-    for generation in generations:
-        await generation.start()
+    # Side by side: one may wait for the pages of another, and must not hold up a third.
+    await _together([generation.start() for generation in generations])
     # Read one after the other: they run side by side in the engine, and each queue is bounded by its max_tokens.
     choices = [[piece async for batch in generation.pieces() for piece in batch] for generation in generations]
     return web.Response(body=form.whole(choices, _usage(generations)), content_type="application/json")
@@ -128,10 +128,15 @@ async def _pump_ids(events: EventStream, index: int, generation: Generation, for
 
 def _usage_before(generation: Generation, pieces: Sequence[Piece]) -> Usage:
     account = generation.account
-    return Usage(account.prompt_tokens, account.completion_tokens - len(pieces), 0)
+    return Usage(account.prompt_tokens, account.completion_tokens - len(pieces), account.cached_tokens)
 
 
 def _usage(generations: Sequence[Generation]) -> Usage:
-    # A prompt counts once, however many answers were drawn from it.
-    prompts = {id(generation.prompt): generation.account.prompt_tokens for generation in generations}
-    return Usage(sum(prompts.values()), sum(generation.account.completion_tokens for generation in generations), 0)
+    # A prompt counts once, however many answers were drawn from it; it was cached as far as none had to compute it.
+    prompts: dict[int, tuple[int, int]] = {}
+    for generation in generations:
+        account = generation.account
+        _, cached = prompts.get(id(generation.prompt), (0, account.prompt_tokens))
+        prompts[id(generation.prompt)] = account.prompt_tokens, min(cached, account.cached_tokens)
+    completion_tokens = sum(generation.account.completion_tokens for generation in generations)
+    return Usage(sum(one for one, _ in prompts.values()), completion_tokens, sum(one for _, one in prompts.values()))

@@ -51,10 +51,15 @@ def build(config: Config, services: Services) -> web.Application:
             get("/health", admin.health),
             get("/live", admin.live),
             get("/deepinfer/metrics", admin.metrics),
+            get("/deepinfer/requests/{id}", admin.explain),
+            post("/deepinfer/cache/reset", admin.reset_cache),
             post("/tokenize", admin.tokenize),
             post("/detokenize", admin.detokenize),
         ]
     )
+    if config.metrics_compat == "vllm":
+        # Not by default: benchmark tools scrape this path by themselves and refuse names they do not know.
+        app.add_routes([get("/metrics", admin.vllm_metrics)])
     return app
 
 

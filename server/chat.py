@@ -34,7 +34,8 @@ async def chat(request: web.Request) -> web.StreamResponse:
         ids = await services.encode(prompt, "messages", add_special_tokens=False)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     session = session_key(request.headers, _first_words(body.messages))
-    generations = services.generations(Asked(call, "messages", session, max_tokens, logprobs), [ids], body)
+    changed = services.conversations.changed(call.caller.encode() + session, body.messages)
+    generations = services.generations(Asked(call, "messages", session, max_tokens, logprobs, changed), [ids], body)
     return await answer(request, generations, ChatForm(services, call, logprobs=logprobs >= 0), manner)
 
 

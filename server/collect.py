@@ -19,7 +19,21 @@ import numpy.typing as npt
 
 from ipc.errors import IpcError, RingCorruptError
 from ipc.link import Drained, ServerLink
-from ipc.messages import Event, Failed, Finish, Flag, Ready, RequestError, Stats, TopLogprobs
+from ipc.messages import (
+    CacheLoaded,
+    CacheOffer,
+    CacheStored,
+    Event,
+    Failed,
+    Finish,
+    Flag,
+    Loaded,
+    Ready,
+    RequestError,
+    Stats,
+    TopLogprobs,
+)
+from server.cache import Cache
 from server.errors import EngineRequestError, InvalidRequestError
 from server.metrics import Metrics
 from server.rank import Rank
@@ -41,10 +55,13 @@ _FINISH: Final = {int(finish): finish for finish in Finish}  # several times fas
 class Collector:
     """Reads one link for one rank, from `start` to `stop`."""
 
-    def __init__(self, rank: Rank, link: ServerLink, metrics: Metrics, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self, rank: Rank, link: ServerLink, metrics: Metrics, cache: Cache, on_failure: Callable[[str], None]
+    ) -> None:
         self._rank = rank
         self._link = link
         self._metrics = metrics
+        self._cache = cache
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._stopped = False
@@ -145,6 +162,22 @@ class Collector:
                 self._rank.measured(event, time.monotonic())
             case Failed():
                 self._on_failure(event.message)
+            case Loaded():
+                self._cache.rank_loaded(self._rank, event.facts)
+            case CacheLoaded() | CacheStored() | CacheOffer():
+                self._take_cached(event)
+
+    def _take_cached(self, event: CacheLoaded | CacheStored | CacheOffer) -> None:
+        cache, rank = self._cache, self._rank.index
+        match event:
+            case CacheLoaded():
+                cache.loaded(rank, event)
+            case CacheStored():
+                cache.stored(rank, event)
+            case CacheOffer():
+                command = cache.offered(rank, event)
+                if command is not None and not self._link.send(command):
+                    cache.withdraw(command)
 
     def _expect_error(self, event: RequestError) -> None:
         stream = self._rank.slots.find(event.slot, event.generation)

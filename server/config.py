@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 MAX_RANKS: Final = 64  # far above the GPUs of a node; a typo must not fork hundreds of processes
+# A host has less; beyond it a count of bytes or slots was typed where another unit was meant.
+MAX_HICACHE_GB: Final = 65536.0
+MAX_STATE_SLOTS: Final = 2**24
 
 ENGINES: Final = ("auto", "native", "fake")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -23,6 +26,7 @@ ROUTINGS: Final = ("affinity", "least-loaded")
 RANK_FAILURES: Final = ("restart", "exit")
 TOKENIZER_BACKENDS: Final = ("auto", "fastokens", "segment", "hf")
 SPECIAL_TOKENS: Final = ("plain", "keep")
+METRICS_COMPAT: Final = ("none", "vllm")
 # Fields given by repeating a flag.
 LISTS: Final = ("api_key", "cors_origin")
 # DEEPINFER_ACCELERATOR -> torch device; unset looks for a GPU.
@@ -31,8 +35,6 @@ ACCELERATORS: Final = {"nvidia": "cuda", "cpu": "cpu"}
 # Flags that scripts for other engines carry and that change nothing here yet: taken, with a warning.
 INERT_FLAGS: Final = {
     "--yoco-keep-tokens": "no served model replays a bounded tail",
-    "--hicache-size-gb": "there is no host prefix cache yet",
-    "--hicache-state-slots": "there is no host prefix cache yet",
     "--prefill-any-interval": "prompts and decodes share a step, nobody waits for an interval",
     "--eplb-interval": "ranks are replicas, there are no experts to move between them",
     "--eplb-after-prefill": "ranks are replicas, there are no experts to move between them",
@@ -59,6 +61,9 @@ class Config:
     max_num_batched_tokens: int = 32768
     gpu_memory_utilization: float = 0.9
     num_kv_blocks: int = 0  # 0: sized from memory
+    hicache_size_gb: float | None = None  # None: from the memory that is available; 0: no prefix is reused
+    hicache_state_slots: int = 4096
+    hicache_verify_loads: bool = False
     thinking_mode: str = "chat"
     tokenizer_backend: str = "auto"
     tokenizer_verify_rate: float = 0.01
@@ -78,6 +83,7 @@ class Config:
     step_timeout: float = 300.0
     shutdown_timeout: float = 30.0
     log_interval_steps: int = 200
+    metrics_compat: str = "none"
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -90,6 +96,7 @@ class Config:
         _within("--tokenizer-verify-rate", self.tokenizer_verify_rate, 0, 1)
         _one_of("--routing", self.routing, ROUTINGS)
         _one_of("--on-rank-failure", self.on_rank_failure, RANK_FAILURES)
+        _one_of("--metrics-compat", self.metrics_compat, METRICS_COMPAT)
         _within("--dp", self.dp, 1, MAX_RANKS)
         _within("--port", self.port, 0, 65535)
         _within("--max-model-len", self.max_model_len, 0, 2**31 - 1)
@@ -97,6 +104,9 @@ class Config:
         _within("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 2**31 - 1)
         _within("--gpu-memory-utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _within("--num-kv-blocks", self.num_kv_blocks, 0, 2**31 - 1)
+        if self.hicache_size_gb is not None:
+            _within("--hicache-size-gb", self.hicache_size_gb, 0, MAX_HICACHE_GB)
+        _within("--hicache-state-slots", self.hicache_state_slots, 1, MAX_STATE_SLOTS)
         _within("--max-waiting", self.max_waiting, 0, 2**20)
         _within("--max-waiting-tokens", self.max_waiting_tokens, 0, 2**40)
         _within("--request-timeout", self.request_timeout, 0, 86400)
@@ -145,6 +155,10 @@ _HELP: Final = {
     "max_num_batched_tokens": "tokens of one step per rank: longer prompts are prefilled in chunks",
     "gpu_memory_utilization": "share of a GPU's memory to use",
     "num_kv_blocks": "128-token KV blocks per rank; 0 sizes the pool from memory",
+    "hicache_size_gb": "host memory of the prefix cache per rank, in GiB; 0 turns it off (default: what "
+    "available memory allows)",
+    "hicache_state_slots": "host slots per rank for the states of models that keep some beside their pages",
+    "hicache_verify_loads": "compare the checksum of every page that is loaded from the prefix cache",
     "thinking_mode": "what the chat template is told about thinking",
     "tokenizer_backend": "auto takes the fastest that equals the plain tokenizer on probes; one by name must equal it",
     "tokenizer_verify_rate": "share of prompts that are tokenized again in the background; a difference switches to hf",
@@ -164,6 +178,7 @@ _HELP: Final = {
     "step_timeout": "seconds one engine step may take before its rank counts as hung",
     "shutdown_timeout": "seconds running requests may take to end after SIGTERM",
     "log_interval_steps": "a log line every so many engine steps; 0 is never",
+    "metrics_compat": "vllm: the metrics under vLLM's names too, at /metrics; none: nothing there",
 }
 
 
@@ -190,12 +205,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     choices = {"engine": ENGINES, "dtype": DTYPES, "thinking_mode": THINKING_MODES, "routing": ROUTINGS}
     choices |= {"on_rank_failure": RANK_FAILURES, "tokenizer_backend": TOKENIZER_BACKENDS}
-    choices["special_tokens_in_text"] = SPECIAL_TOKENS
+    choices |= {"special_tokens_in_text": SPECIAL_TOKENS, "metrics_compat": METRICS_COMPAT}
     for item in fields(Config):
         if item.name == "device":
             continue
         default = environ.get("DEEPINFER_HF_MODEL_DIR", "") if item.name == "model" else item.default
-        kind: Callable[[str], object] = type(item.default)
+        kind: Callable[[str], object] = float if item.default is None else type(item.default)
         flag = "--" + item.name.replace("_", "-")
         if item.name in LISTS:
             parser.add_argument(flag, action="append", default=[], help=_HELP[item.name])
@@ -203,7 +218,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         if isinstance(item.default, bool):
             parser.add_argument(flag, action="store_true", default=item.default, help=_HELP[item.name])
             continue
-        text = _HELP[item.name] + (" (default: %(default)s)" if item.default != "" else "")
+        text = _HELP[item.name] + (" (default: %(default)s)" if item.default not in ("", None) else "")
         parser.add_argument(flag, type=kind, default=default, choices=choices.get(item.name), help=text)
     for flag in INERT_FLAGS:
         parser.add_argument(flag, default=None, help=argparse.SUPPRESS)

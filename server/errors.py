@@ -9,6 +9,7 @@
     +- UnauthorizedError          401  no API key, or a wrong one
     +- UnknownModelError          404
     +- UnknownPathError           404
+    +- UnknownRequestError        404  no such request of this caller is remembered
     +- WrongMethodError           405
     +- SlowBodyError              408
     +- BodyTooLargeError          413
@@ -147,6 +148,13 @@ class UnknownPathError(InvalidRequestError):
 
     status = HTTPStatus.NOT_FOUND
     code = "unknown_url"
+
+
+class UnknownRequestError(InvalidRequestError):
+    """No request of that id is remembered for this caller; another caller's is as good as none."""
+
+    status = HTTPStatus.NOT_FOUND
+    code = "request_not_found"
 
 
 class WrongMethodError(InvalidRequestError):

@@ -17,10 +17,11 @@ import numpy as np
 from ipc.messages import Finish, Flag, TopLogprobs
 from server.account import Account
 from server.stream import Ids, Records, TokenStream
-from server.submit import Submitter, Work
+from server.submit import Submitter
 from server.tokenizer.detok import Detokenizer
 from server.tokenizer.pieces import Pieces
 from server.tokenizer.stops import StopFinder
+from server.work import Work
 
 REASONS: Final = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
@@ -70,7 +71,7 @@ class Generation:
     async def start(self) -> None:
         """Wait for a turn and submit. Raises ApiError."""
         self._stream = await self._submitter.submit(self._work)
-        self.account.submitted()
+        self.account.submitted(self._stream.reuse)
 
     # ---- as ids ----
 

@@ -12,9 +12,12 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from server.cache import Cache
+from server.cache_metrics import CacheCounts
 from server.rank import Rank, RankState
 from server.tally import Tally
 from server.tokenizer.encode import Encoder
+from server.twins import Twins
 
 _TTFT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ITL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
@@ -33,6 +36,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests accepted: one per prompt")
         self.finished = self._counter("finished", "Requests that ended with an answer")
+        self.cut_off = self._counter("cut_off", "Answers that ended at max_tokens or at the context's end")
         self.aborted = self._counter("aborted", "Requests whose client went away")
         self.errors = self._counter("errors", "Requests that ended with an error")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests")
@@ -46,6 +50,8 @@ class Metrics:
         self.stalled = self._counter("stalled_readers", "Streams cut off since their client read nothing")
         self.ttft = self._histogram("time_to_first_token_seconds", "Body read to first token", _TTFT_BUCKETS)
         self.queue_time = self._histogram("queue_time_seconds", "Body read to prompt handed to its rank", _TTFT_BUCKETS)
+        self.prefill_time = self._histogram("prefill_time_seconds", "Prompt handed over to first token", _TTFT_BUCKETS)
+        self.decode_time = self._histogram("decode_time_seconds", "First token to last token", _E2E_BUCKETS)
         self.itl = Tally("deepinfer:inter_token_latency_seconds", "Engine time between tokens", _ITL_BUCKETS)
         self.registry.register(self.itl)
         self.e2e = self._histogram("e2e_request_latency_seconds", "Body read to last token", _E2E_BUCKETS)
@@ -57,6 +63,14 @@ class Metrics:
         self._tokenizer_tokens = Counter(
             "deepinfer_tokenizer:tokens", "Tokens of encoded prompts", ["backend"], registry=self.registry
         )
+        self._not_cached = Counter(
+            "deepinfer_hicache:not_cached", "Prompts, by why no more of them was cached", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._not_cached_tokens = Counter(
+            "deepinfer_hicache:not_cached_tokens", "Their tokens that were computed", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt lengths", _TOKEN_BUCKETS)
         self.output_length = self._histogram("request_generation_tokens", "Answer lengths", _TOKEN_BUCKETS)
         self.loop_lag = self._histogram("loop_lag_seconds", "How late the event loop runs a timer", _LAG_BUCKETS)
@@ -64,6 +78,10 @@ class Metrics:
     def watch(self, ranks: Sequence[Rank], waiting: Callable[[int], tuple[int, int]]) -> None:
         """Add the gauges of these ranks; `waiting(index)` gives requests and prompt tokens in a rank's line."""
         self.registry.register(_RankGauges(ranks, waiting))
+
+    def watch_cache(self, ranks: Sequence[Rank], cache: Cache, twins: Twins) -> None:
+        """Add what the prefix cache did."""
+        self.registry.register(CacheCounts(ranks, cache, twins))
 
     def watch_encoder(self, encoder: Encoder, reason: str) -> None:
         """Add what the encoder's caches and checks did; `reason` says why its backend was chosen."""
@@ -73,6 +91,11 @@ class Metrics:
         """One prompt was encoded; called from any thread."""
         self._tokenizer_time.labels(backend).observe(seconds)
         self._tokenizer_tokens.labels(backend).inc(tokens)
+
+    def not_cached(self, reason: str, tokens: int) -> None:
+        """One prompt ended, and so many of its tokens had to be computed."""
+        self._not_cached.labels(reason).inc()
+        self._not_cached_tokens.labels(reason).inc(tokens)
 
     def expose(self) -> bytes:
         """Prometheus text."""
@@ -108,6 +131,7 @@ class _RankGauges:
         yield self._gauge("pending_prompt_tokens", "Prompt tokens given and not computed", lambda r: r.pending_tokens)
         yield self._gauge("prefill_rate", "Prompt tokens a second, measured", lambda r: r.prefill_rate)
         yield self._gauge("kv_blocks_used", "KV blocks held by requests", stat("blocks_used"))
+        yield self._gauge("kv_blocks_cached", "KV blocks not in use that hold pages to reuse", stat("blocks_cached"))
         yield self._gauge("kv_blocks", "KV blocks of the pool", stat("blocks_total"))
         yield self._gauge("engine_steps", "Engine steps since the rank started", stat("steps"))
         yield self._gauge("preemptions", "Preemptions since the rank started", stat("preemptions"))

@@ -43,9 +43,10 @@ class Router:
         if not ready:
             states = ", ".join(f"rank {rank.index} {rank.state}" for rank in self._ranks)
             raise NotReadyError(f"no engine rank is ready ({states})")
-        return min(ready, key=self._work)
+        return min(ready, key=self.work)
 
-    def _work(self, index: int) -> tuple[int, int]:
+    def work(self, index: int) -> tuple[int, int]:
+        """Prompt tokens and requests before a rank or in it."""
         requests, tokens = self._waiting(index)
         rank = self._ranks[index]
         return rank.pending_tokens + tokens, rank.load + requests
@@ -53,6 +54,6 @@ class Router:
     def _acceptable(self, home: int, least: int) -> bool:
         if not self._ranks[home].ready:
             return False
-        tokens, requests = self._work(home)
-        least_tokens, least_requests = self._work(least)
+        tokens, requests = self.work(home)
+        least_tokens, least_requests = self.work(least)
         return tokens <= least_tokens + MAX_EXTRA_TOKENS and requests <= least_requests + MAX_EXTRA_REQUESTS

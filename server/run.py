@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Coroutine
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -24,15 +25,18 @@ from aiohttp import web
 
 from server.admission import Admission, Limits
 from server.app import build
+from server.cache import Cache
 from server.config import Config, ConfigError
 from server.connection import serve
 from server.errors import ShuttingDownError
 from server.events import EventWriters
 from server.keys import KeyFileError, Keys
 from server.metrics import Metrics
+from server.pool import SharedPool
 from server.process import become_subreaper
 from server.rank import Rank
 from server.route import Router
+from server.scrub import Scrubber
 from server.services import Services
 from server.submit import Submitter
 from server.supervise import Supervisor
@@ -79,9 +83,12 @@ class _Server:
         self._keys = _keys(config)
         self._tls = _tls(config)
         self._ranks = [Rank(index, config.max_num_seqs, config.max_num_batched_tokens) for index in range(config.dp)]
+        self._pool = SharedPool(config) if config.hicache_size_gb != 0 else None
+        self._cache = Cache(self._ranks, self._pool, verify_loads=config.hicache_verify_loads)
         self._submitter = self._place()
         self._metrics = Metrics()
         self._metrics.watch(self._ranks, self._submitter.waiting)
+        self._metrics.watch_cache(self._ranks, self._cache, self._submitter.twins)
 
     def _place(self) -> Submitter:
         limits = Limits(self._config.max_waiting, self._config.max_waiting_tokens, shared=self._keys.required)
@@ -89,7 +96,7 @@ class _Server:
         router = Router(self._ranks, admission.waiting, affinity=self._config.routing == "affinity")
         for rank in self._ranks:
             rank.on_room = admission.advance
-        return Submitter(self._ranks, router, admission)
+        return Submitter(self._ranks, router, admission, self._cache)
 
     def stop(self, why: str) -> None:
         """First call: finish what runs. Second call: end now."""
@@ -104,11 +111,21 @@ class _Server:
         self._stop_now.set()
 
     async def run(self, listener: socket.socket) -> int:
-        supervisor = Supervisor(self._config, self._ranks, self._metrics, self.fail, self._submitter.rank_lost)
+        supervisor = Supervisor(
+            self._config,
+            self._ranks,
+            self._metrics,
+            self._cache,
+            on_fatal=self.fail,
+            on_lost=self._submitter.rank_lost,
+        )
+        if self._pool is not None:
+            self._pool.on_fatal = self.fail
         supervisor.start()
         try:
             runner = await self._open(listener)
-            watchers = [asyncio.create_task(self._announce(listener)), asyncio.create_task(self._watch_lag())]
+            watching = [self._announce(listener), self._watch_lag(), *self._scrubbing()]
+            watchers = [asyncio.create_task(work) for work in watching]
             await self._stop.wait()
             await self._drain()
             for watcher in watchers:
@@ -116,6 +133,8 @@ class _Server:
             await runner.cleanup()
         finally:
             await supervisor.stop()
+            if self._pool is not None:
+                self._pool.close()
         return self._status
 
     async def _open(self, listener: socket.socket) -> web.AppRunner:
@@ -123,7 +142,7 @@ class _Server:
         writers = await asyncio.to_thread(EventWriters, text.tokenizer)
         services = Services(
             self._config, text.tokenizer, text.encoder, text.renderer, writers, self._keys, self._ranks,
-            self._submitter, self._metrics,
+            self._submitter, self._metrics, self._cache,
         )  # fmt: skip
         runner = web.AppRunner(
             build(self._config, services),
@@ -152,6 +171,9 @@ class _Server:
         address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         print(f"ready: {address} serves {self._config.served_model_name} on {self._config.dp} rank(s). Try:")
         print(_curl_line(address, self._config.served_model_name), flush=True)
+
+    def _scrubbing(self) -> list[Coroutine[None, None, None]]:
+        return [] if self._pool is None else [Scrubber(self._cache, self._pool).run()]
 
     async def _watch_lag(self) -> None:
         while True:

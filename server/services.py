@@ -14,9 +14,12 @@ from aiohttp import web
 
 from ipc.messages import Sampling
 from server.account import Account, Call
+from server.cache import Cache
+from server.changes import Changed, Conversations
 from server.config import Config
 from server.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from server.events import EventWriters
+from server.explain import Recent
 from server.fields import Message, SamplingFields
 from server.generate import Generation
 from server.keys import Keys
@@ -24,12 +27,13 @@ from server.metrics import Metrics
 from server.rank import Rank
 from server.render import Renderer
 from server.sampling import SEEDS, sampling_of
-from server.submit import Submitter, Work
+from server.submit import Submitter
 from server.tokenizer.encode import Encoder
 from server.tokenizer.errors import EncodeError
 from server.tokenizer.load import TextTokenizer
 from server.tokenizer.typed import Prompt
 from server.turns import Turns
+from server.work import Work
 
 Ids = npt.NDArray[np.int32]
 
@@ -50,6 +54,9 @@ class Services:
     ranks: Sequence[Rank]
     submitter: Submitter
     metrics: Metrics
+    cache: Cache
+    conversations: Conversations = field(default_factory=Conversations)
+    recent: Recent = field(default_factory=Recent)
     turns: Turns = field(default_factory=Turns)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -110,8 +117,10 @@ class Services:
             sampling=msgspec.structs.replace(sampling, seed=seed),
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
+            reuse=request.prefix_cache,
         )
-        account = Account(self.metrics, asked.call, len(answer.ids))
+        account = Account(self.metrics, asked.call, len(answer.ids), asked.changed)
+        self.recent.add(account)
         return Generation(self.submitter, work, self.tokenizer.pieces, account, request.stops)
 
     def manner(self, request: SamplingFields) -> Manner:
@@ -154,6 +163,7 @@ class Asked:
     session: bytes
     max_tokens: int
     logprobs: int  # as the engine counts: -1 none, k the k best
+    changed: Changed | None = None  # the first message that is not what it was a turn before
 
 
 SERVICES: Final = web.AppKey("services", Services)

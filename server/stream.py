@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ipc.layout import TOKEN_DTYPE
 from ipc.messages import Finish, TopLogprobs
 from server.errors import ApiError, EngineRequestError
+from server.reuse import Reuse
 
 Records = npt.NDArray[np.void]  # [n] TOKEN_DTYPE, of one request, in order
 Ids = npt.NDArray[np.int32]  # [n] the tokens of those records, contiguous
@@ -27,10 +28,12 @@ NO_RECORDS: Records = np.empty(0, TOKEN_DTYPE)
 class TokenStream:
     """Fed by the collector, read by one handler."""
 
-    def __init__(self, prompt_tokens: int = 0) -> None:
+    def __init__(self, prompt_tokens: int = 0, reuse: Reuse | None = None) -> None:
+        """`prompt_tokens` are those that the rank has to compute."""
         self.finish = Finish.NONE
         self.top: dict[int, TopLogprobs] = {}  # events that came ahead of their records, by position
         self.prompt_tokens = prompt_tokens
+        self.reuse = reuse or Reuse()
         self.last_ns = 0  # engine time of the last token; 0 before the first
         self._queue: list[Records] = []
         self._sink: Sink | None = None

@@ -1,18 +1,19 @@
 """From a prompt to a stream: checks, routing, a turn, a slot, and one message into the rank's ring (step 6).
 
-Whatever goes wrong on the way, the promise that admission made is given back.
+What the prefix cache has of a prompt costs no turn. Whatever goes wrong on the way, the promise that admission made
+and what the cache pinned are given back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ipc.messages import Facts, Sampling, Submit
+from ipc.messages import CachePlan, Facts, Submit
 from server.admission import Admission
+from server.cache import Cache, Prospect
 from server.errors import (
     ContextLengthError,
     InvalidRequestError,
@@ -23,29 +24,20 @@ from server.errors import (
 from server.rank import Rank
 from server.route import Router
 from server.stream import TokenStream
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One prompt and what is wanted of it."""
-
-    request_id: str
-    caller: str  # the name of the API key
-    session: bytes  # what names the conversation
-    ids: npt.NDArray[np.int32]
-    max_tokens: int
-    sampling: Sampling
-    min_tokens: int = 0
-    ignore_eos: bool = False
+from server.twins import Twins
+from server.work import Work
 
 
 class Submitter:
     """Places work on ranks."""
 
-    def __init__(self, ranks: Sequence[Rank], router: Router, admission: Admission) -> None:
+    def __init__(self, ranks: Sequence[Rank], router: Router, admission: Admission, cache: Cache) -> None:
         self._ranks = ranks
         self._router = router
         self._admission = admission
+        self._cache = cache
+        self.twins = Twins(cache, ranks, lambda index: router.work(index)[0])
+        cache.on_disabled = self.twins.close
         self.closed = False  # True once the server is going down
 
     @property
@@ -81,12 +73,18 @@ class Submitter:
         Raises NotReadyError, ShuttingDownError, OverloadedError and RateLimitedError.
         """
         self._check_open()
-        tokens = len(work.ids)
-        index = await self._admission.enter(self._router.choose(work.session), work.caller, tokens)
+
+        def choose() -> int:
+            return self._router.choose(work.session)
+
+        prospect = await self.twins.follow(work, self._cache.look(work), choose)
+        self._check_open()
+        tokens = prospect.tokens
+        index = await self._admission.enter(choose(), work.caller, tokens)
         rank = self._ranks[index]
         try:
             self._check_open()
-            return self._start(rank, work)
+            return self._start(rank, work, prospect)
         finally:
             rank.forget(tokens)
             rank.made_room()
@@ -102,21 +100,33 @@ class Submitter:
     def close(self) -> None:
         """Take nothing more; what waits for a turn is told."""
         self.closed = True
+        self.twins.close()
         self._admission.fail_all(ShuttingDownError("the server is shutting down"))
 
     def _check_open(self) -> None:
         if self.closed:
             raise ShuttingDownError("the server is shutting down")
 
-    def _start(self, rank: Rank, work: Work) -> TokenStream:
+    def _start(self, rank: Rank, work: Work, prospect: Prospect) -> TokenStream:
         if not rank.ready:
             raise NotReadyError(f"engine rank {rank.index} is {rank.state}")
-        stream = TokenStream(len(work.ids))
+        plan = self._cache.plan(rank.index, prospect, work)
+        sent = False
+        try:
+            stream = self._send(rank, work, prospect, plan)
+            sent = True
+        finally:
+            if plan is not None and not sent:
+                self._cache.withdraw(plan)
+        return stream
+
+    def _send(self, rank: Rank, work: Work, prospect: Prospect, plan: CachePlan | None) -> TokenStream:
+        stream = TokenStream(prospect.tokens, prospect.reuse)
         place = rank.slots.take(stream)
         assert place is not None  # the promise kept one free
         prompt = work.ids.astype("<i4", copy=False).tobytes()
         request = Submit(
-            *place, work.request_id, prompt, work.max_tokens, work.sampling, work.min_tokens, work.ignore_eos
+            *place, work.request_id, prompt, work.max_tokens, work.sampling, work.min_tokens, work.ignore_eos, plan
         )
         if not rank.submit(stream, place[0], request):
             raise OverloadedError(f"the submit ring of rank {rank.index} is full")

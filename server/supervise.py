@@ -20,6 +20,7 @@ from ipc.errors import IpcError
 from ipc.heartbeat import Beat, EngineState
 from ipc.link import ServerLink
 from ipc.messages import Launch, Shutdown
+from server.cache import Cache
 from server.collect import Collector
 from server.config import Config
 from server.errors import RankLostError
@@ -53,11 +54,14 @@ class Supervisor:
         config: Config,
         ranks: Sequence[Rank],
         metrics: Metrics,
+        cache: Cache,
+        *,
         on_fatal: Callable[[str], None],
         on_lost: Callable[[Rank], None],
     ) -> None:
         self._config = config
         self._metrics = metrics
+        self._cache = cache
         self._on_fatal = on_fatal
         self._on_lost = on_lost
         self._watched = [_Watched(rank) for rank in ranks]
@@ -108,11 +112,16 @@ class Supervisor:
             num_kv_blocks=config.num_kv_blocks,
             gpu_memory_utilization=config.gpu_memory_utilization,
             log_interval_steps=config.log_interval_steps,
+            pool=self._cache.fds,
         )
         rank.state, rank.link = RankState.LOADING, link
-        watched.collector = Collector(rank, link, self._metrics, lambda reason: self._lost(watched, reason))
+        watched.collector = Collector(
+            rank, link, self._metrics, self._cache, lambda reason: self._lost(watched, reason)
+        )
         watched.collector.start()
-        fds = (link.fds.segment, link.fds.to_engine, link.fds.to_server)
+        fds = [link.fds.segment, link.fds.to_engine, link.fds.to_server]
+        if launch.pool is not None:
+            fds += [launch.pool.pages, launch.pool.states]
         watched.started = time.monotonic()
         watched.process = EngineProcess(msgspec.json.encode(launch), fds, lambda how: self._exited(watched, how))
         log.info("rank %d started as process %d", rank.index, watched.process.pid)
@@ -121,6 +130,8 @@ class Supervisor:
         if watched.collector is not None:
             watched.collector.drain_rest()  # its last words may be in the rings
         self._lost(watched, how)
+        # Not before: until it was gone it could still write to the pages that it had been given.
+        self._cache.drop_rank(watched.rank.index)
 
     def _lost(self, watched: _Watched, reason: str) -> None:
         rank = watched.rank

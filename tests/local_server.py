@@ -20,6 +20,7 @@ from aiohttp import web
 from ipc.messages import Cancel, Finish, Flag, Submit
 from server.admission import Admission, Limits
 from server.app import build
+from server.cache import Cache
 from server.config import Config
 from server.connection import serve
 from server.events import EventWriters
@@ -159,11 +160,12 @@ def services_of(tokenizer: TextTokenizer, pairs: Sequence[RankPair], keys: Keys,
     for pair in pairs:
         pair.metrics = metrics
         pair.rank.on_room = admission.advance
-    submitter = Submitter(ranks, Router(ranks, admission.waiting, affinity=True), admission)
+    cache = Cache(ranks)
+    submitter = Submitter(ranks, Router(ranks, admission.waiting, affinity=True), admission, cache)
     metrics.watch(ranks, submitter.waiting)
     return Services(
         config, tokenizer, Encoder(tokenizer), Renderer(tokenizer, config.thinking_mode), EventWriters(tokenizer), keys,
-        ranks, submitter, metrics,
+        ranks, submitter, metrics, cache,
     )  # fmt: skip
 
 

@@ -16,12 +16,14 @@ from ipc.link import EngineLink, ServerLink
 from ipc.link_memory import LinkShape
 from ipc.messages import Command, Facts, Finish, Flag, Sampling
 from server.admission import Admission, Limits
+from server.cache import Cache
 from server.collect import Collector
 from server.metrics import Metrics
 from server.rank import REQUESTS_AHEAD, Rank, RankState
 from server.route import Router
 from server.stream import TokenStream
-from server.submit import Submitter, Work
+from server.submit import Submitter
+from server.work import Work
 
 DEADLINE_S: Final = 30.0  # far above what anything takes: a test that gets there has found a hang
 POLL_S: Final = 0.001
@@ -45,6 +47,10 @@ class RankPair:
     engine: EngineLink
     metrics: Metrics = field(default_factory=Metrics)
     failures: list[str] = field(default_factory=list)
+    cache: Cache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cache = Cache([self.rank])
 
     async def submit(self, *ids: int, max_tokens: int = 8) -> TokenStream:
         """A request through the real admission."""
@@ -60,7 +66,7 @@ class RankPair:
 
     def collector(self) -> Collector:
         """A collector of this link that is not started yet; needs a running loop."""
-        return Collector(self.rank, self.server, self.metrics, self.failures.append)
+        return Collector(self.rank, self.server, self.metrics, self.cache, self.failures.append)
 
 
 def work_of(*ids: int, max_tokens: int = 8, caller: str = "anonymous", session: bytes = b"") -> Work:
@@ -68,12 +74,12 @@ def work_of(*ids: int, max_tokens: int = 8, caller: str = "anonymous", session: 
     return Work("r", caller, session, np.array(ids, np.int32), max_tokens, Sampling(seed=1, temperature=0))
 
 
-def submitter_of(ranks: Sequence[Rank], limits: Limits = WIDE) -> Submitter:
-    """The way into these ranks, wired as the server does it."""
+def submitter_of(ranks: Sequence[Rank], limits: Limits = WIDE, cache: Cache | None = None) -> Submitter:
+    """The way into these ranks, wired as the server does it; without a cache it is off."""
     admission = Admission(ranks, limits)
     for rank in ranks:
         rank.on_room = admission.advance
-    return Submitter(ranks, Router(ranks, admission.waiting, affinity=True), admission)
+    return Submitter(ranks, Router(ranks, admission.waiting, affinity=True), admission, cache or Cache(ranks))
 
 
 @contextmanager

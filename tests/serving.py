@@ -28,6 +28,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 # Far above what anything here takes: a test that gets there has found a hang.
 DEADLINE_S: Final = 30.0
 POLL_S: Final = 0.02
+# Host memory of a test server's prefix cache: some thousand pages of the fake engine.
+POOL_GB: Final = "0.004"
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
@@ -105,18 +107,19 @@ class RunningServer:
             with error:
                 return error.code, msgspec.json.decode(error.read())
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, family: str = "deepinfer", **labels: str) -> float:
         """The sum of a metric's samples that carry these labels; 0 for one that never counted."""
         with urllib.request.urlopen(f"{self.address}/deepinfer/metrics", timeout=DEADLINE_S) as answer:
             families = text_string_to_metric_families(answer.read().decode())
-        samples = (sample for family in families for sample in family.samples if sample.name == f"deepinfer:{name}")
+        samples = (sample for family in families for sample in family.samples if sample.name == f"{family}:{name}")
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def wait_idle(self) -> None:
-        """Until no rank holds a request, a block or a slot; the numbers are the ranks' own."""
+        """Until no rank holds a request, a block or a slot, nor a page for one; the numbers are the ranks' own."""
         names = ("slots_used", "num_requests_running", "num_requests_waiting", "kv_blocks_used")
         for name in names:
             eventually(lambda name=name: self.metric(name) == 0, f"{name} is 0")  # type: ignore[misc]
+        eventually(lambda: self.metric("inflight", "deepinfer_hicache") == 0, "all plans are answered")
 
     def wait_healthy(self) -> None:
         """Until every rank takes requests."""
@@ -149,7 +152,7 @@ class RunningServer:
 
 def start(flags: Sequence[str], environ: Mapping[str, str] | None, log: int) -> subprocess.Popen[str]:
     """`python -m server` with fake engines on a free port, its log going to a descriptor."""
-    command = [sys.executable, "-m", "server", "--engine", "fake", "--port", "0", *flags]
+    command = [sys.executable, "-m", "server", "--engine", "fake", "--port", "0", "--hicache-size-gb", POOL_GB, *flags]
     return subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **(environ or {})}, stdout=subprocess.PIPE, stderr=log, text=True
     )

@@ -24,7 +24,7 @@ from server.errors import (
 from server.fields import SamplingFields
 from server.rank import RATE_WEIGHT, STEPS_AHEAD, Rank, RankState
 from server.sampling import sampling_of
-from server.submit import Work
+from server.work import Work
 from tests.rank_pair import FACTS, SHAPE, SLOTS, STEP_TOKENS, RankPair, rank_pair, record, submitter_of, until, work_of
 
 GREEDY = Sampling(seed=1, temperature=0)

@@ -16,6 +16,7 @@ from ipc.messages import Facts, Submit
 from server.account import Call
 from server.admission import Admission, Limits
 from server.body import parse
+from server.cache import Cache
 from server.config import Config
 from server.events import EventWriters
 from server.fields import ChatRequest
@@ -46,10 +47,11 @@ class SubmitPath:
         rank = Rank(0, FACTS.max_num_seqs, MAX_MODEL_LEN)
         rank.state, rank.facts, rank.link = RankState.READY, FACTS, self._server
         admission = Admission([rank], Limits(requests=8, tokens=2**30, shared=False))
-        submitter = Submitter([rank], Router([rank], admission.waiting, affinity=True), admission)
+        cache = Cache([rank])
+        submitter = Submitter([rank], Router([rank], admission.waiting, affinity=True), admission, cache)
         self._services = Services(
             config, text.tokenizer, text.encoder, text.renderer, EventWriters(text.tokenizer), Keys((), None), [rank],
-            submitter, metrics,
+            submitter, metrics, cache,
         )  # fmt: skip
 
     def __enter__(self) -> Self:

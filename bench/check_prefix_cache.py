@@ -1,0 +1,188 @@
+"""Whether a live server answers the same with its prefix cache and without, and what the cache saves.
+
+Holds conversations of several turns; every turn is asked twice, greedy and streamed: as usual, then with
+`"prefix_cache": false`. Some turns go back and ask the last question anew from its middle on, so that prefixes branch
+inside pages. Exit code 1 as soon as any answer differs; a difference between two tokens that the model finds equally
+likely (TIE, in natural logarithms) is listed as a tie, because sums in another order may turn it around.
+
+Ceiling: a hit computes prompt - cached tokens, so its time to first token is at least that share of a miss's.
+
+    python -m bench.check_prefix_cache [--address URL] [--api-key KEY] [--conversations N] [--turns N]
+"""
+
+from __future__ import annotations
+
+if not __package__:
+    __import__("report")
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from bench.report import report
+
+PATH: Final = "/v1/chat/completions"
+TIMEOUT_S: Final = 600.0
+# Log-probabilities of two candidates this near to each other say that either could have come first.
+TIE: Final = 1e-4
+# One turn in so many goes back and asks the last question anew.
+BRANCH_ODDS: Final = 3
+SENTENCE: Final = "the sea lies calm and wide while a boat goes out at night with seven lamps to find what was lost"
+
+
+class CheckError(Exception):
+    """The server does not answer as an answer must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of an answer and the likeliest candidates at its place."""
+
+    text: str
+    likely: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request gave."""
+
+    text: str
+    tokens: list[Token]
+    ttft_s: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the report; 0: all the same, 1: an answer differs, 2: the server did not answer."""
+    parser = argparse.ArgumentParser(prog="python -m bench.check_prefix_cache", description="Same with and without?")
+    parser.add_argument("--address", default="http://127.0.0.1:8888", help="the server's")
+    parser.add_argument("--api-key", default="", help="if it wants one")
+    parser.add_argument("--conversations", type=int, default=4, help="one after the other")
+    parser.add_argument("--turns", type=int, default=4, help="of each")
+    parser.add_argument("--words", type=int, default=300, help="of each question, at most")
+    parser.add_argument("--max-tokens", type=int, default=24, help="of each answer")
+    parser.add_argument("--seed", type=int, default=1, help="of the questions")
+    args = parser.parse_args(argv)
+    try:
+        rows = asyncio.run(_check(args))
+    except (aiohttp.ClientError, TimeoutError, CheckError) as error:
+        print(f"{args.address}: {error}", file=sys.stderr)
+        return 2
+    report("check_prefix_cache", [*rows, _summary(rows)])
+    return 1 if any(row["same"] == "NO" for row in rows) else 0
+
+
+async def _check(args: argparse.Namespace) -> list[dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(args.address, headers=headers, timeout=timeout) as session:
+        found = []
+        for number in range(args.conversations):
+            found += await _converse(session, number, args)
+        return found
+
+
+async def _converse(session: aiohttp.ClientSession, number: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    draw = random.Random(f"{args.seed} {number}")
+    messages: list[dict[str, str]] = []
+    rows = []
+    for turn in range(args.turns):
+        if messages and draw.randrange(BRANCH_ODDS) == 0:
+            messages.pop()
+            question = messages.pop()["content"]
+            question = question[: draw.randint(1, len(question))] + _words(draw, args.words)
+        else:
+            question = f"Conversation {number}, turn {turn}. {_words(draw, args.words)}"
+        messages.append({"role": "user", "content": question})
+        cached = await _ask(session, messages, args, prefix_cache=True)
+        computed = await _ask(session, messages, args, prefix_cache=False)
+        rows.append(_row(f"{number}.{turn}", cached, computed))
+        messages.append({"role": "assistant", "content": cached.text})
+    return rows
+
+
+def _words(draw: random.Random, most: int) -> str:
+    return " ".join(draw.choices(SENTENCE.split(), k=draw.randint(1, most)))
+
+
+async def _ask(
+    session: aiohttp.ClientSession, messages: list[dict[str, str]], args: argparse.Namespace, *, prefix_cache: bool
+) -> Answer:
+    body = {
+        "messages": messages, "temperature": 0, "max_tokens": args.max_tokens, "logprobs": True, "top_logprobs": 2,
+        "stream": True, "stream_options": {"include_usage": True}, "prefix_cache": prefix_cache,
+    }  # fmt: skip
+    started = time.perf_counter()
+    async with session.post(PATH, json=body) as answer:
+        if not answer.ok:
+            raise CheckError(await answer.text())
+        return await _read(answer, started)
+
+
+async def _read(answer: aiohttp.ClientResponse, started: float) -> Answer:
+    tokens: list[Token] = []
+    usage: dict[str, Any] = {}
+    text, ttft_s = "", 0.0
+    while (event := await answer.content.readuntil(b"\n\n")) != b"data: [DONE]\n\n":
+        chunk = msgspec.json.decode(event.removeprefix(b"data: "))
+        if "error" in chunk:
+            raise CheckError(chunk["error"]["message"])
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            text += choice["delta"].get("content", "")
+            for one in (choice["logprobs"] or {}).get("content") or ():
+                ttft_s = ttft_s or time.perf_counter() - started
+                tokens.append(Token(one["token"], {top["token"]: top["logprob"] for top in one["top_logprobs"]}))
+    return Answer(text, tokens, ttft_s, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def _row(turn: str, cached: Answer, computed: Answer) -> dict[str, Any]:
+    return {
+        "turn": turn,
+        "prompt": cached.prompt_tokens,
+        "cached": cached.cached_tokens,
+        "ttft ms": cached.ttft_s * 1e3,
+        "ttft ms without": computed.ttft_s * 1e3,
+        "bypassed": computed.cached_tokens == 0,
+        "same": same(cached.tokens, computed.tokens),
+    }
+
+
+def same(ours: Sequence[Token], theirs: Sequence[Token]) -> str:
+    """`yes`, `tie` for answers that part where both candidates are equally likely, `NO`."""
+    for one, other in zip(ours, theirs, strict=False):
+        if one.text != other.text:
+            return "tie" if _tie(one, other.text) and _tie(other, one.text) else "NO"
+    return "yes" if len(ours) == len(theirs) else "NO"
+
+
+def _tie(token: Token, candidate: str) -> bool:
+    """Whether the candidate could as well have been drawn here."""
+    if token.text not in token.likely or candidate not in token.likely:
+        return False
+    return abs(token.likely[token.text] - token.likely[candidate]) <= TIE
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "turn": "all",
+        "prompt": sum(row["prompt"] for row in rows),
+        "cached": sum(row["cached"] for row in rows),
+        "ttft ms": sum(row["ttft ms"] for row in rows) / len(rows),
+        "ttft ms without": sum(row["ttft ms without"] for row in rows) / len(rows),
+        "bypassed": all(row["bypassed"] for row in rows),
+        "same": f"{sum(row['same'] != 'NO' for row in rows)}/{len(rows)}",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
