@@ -1,4 +1,4 @@
-"""Requests over HTTP as the tests of the prefix cache need them: prompts that share pages, and what was reused of each."""
+"""Requests over HTTP as the tests of the prefix cache need them: prompts that share pages, what each of them reused."""
 
 from __future__ import annotations
 
