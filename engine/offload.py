@@ -119,7 +119,8 @@ class Offload:
         if self._copying is not None and stores_anything(plan):
             slots = np.frombuffer(plan.store, "<u4")
             stored = blocks[plan.store_from : plan.store_from + len(slots)]
-            states = plan.store_states if state_row is not None else ()
+            # States before the one it began with have never been on the device.
+            states = [state for state in plan.store_states if state_row is not None and state[0] >= prefix.pages]
             rows = np.array([state_row(pages) for pages, _ in states] if state_row else [], np.int32)
             state_slots = np.array([slot for _, slot in states], np.uint32)
             self._copying.stores.add(Store(plan.plan, stored, slots, state_slots, rows))

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hicache.buckets import Buckets, Slots, Words
+from hicache.buckets import Buckets, Slots, Words, key_words
 from hicache.lru import LruList
-from hicache.pages import DOOMED, FREE, NO_PARENT, NO_STATE, READY, RESERVED, Ids, Pages
+from hicache.pages import DOOMED, FREE, NO_PARENT, NO_SLOTS, NO_STATE, READY, RESERVED, Ids, Pages
 from hicache.states import NOBODY, StateSlots
 from hicache.traces import EvictedKeys
 
@@ -78,10 +78,13 @@ class PageIndex:
         slots = slots[: self.pages.leading(slots, READY)]
         return self.pages.agreeing(slots, ids, root, NO_PARENT)
 
-    def find(self, key: bytes) -> int:
-        """The ready page of this key, or -1. Only for keys that a rank has from us: no tokens are compared."""
-        slot = int(self._buckets.find(np.frombuffer(key, np.uint64).reshape(1, 2))[0])
-        return slot if slot >= 0 and self.pages.status[slot] == READY else -1
+    def find(self, key: bytes) -> Slots:
+        """The path that ends with the page of this key; empty if there is none that is ready.
+
+        Only for keys that a rank has from us: no tokens are compared.
+        """
+        path = self.pages.path(int(self._buckets.find(key_words(key))[0]))
+        return path if self.pages.leading(path, READY) == len(path) else NO_SLOTS
 
     def keys(self, slots: Slots) -> bytes:
         """Their keys, 16 bytes each."""
@@ -90,9 +93,9 @@ class PageIndex:
     # ---- pins ----
 
     def pin(self, path: Slots) -> None:
-        """Keep these ready pages, a path from a first page on, until `unpin`."""
+        """Keep these pages, a path from a first page on, until `unpin`."""
         pins = self.pages.pins[path]
-        self._evictable -= int(np.count_nonzero(pins == 0))
+        self._evictable -= int(np.count_nonzero((pins == 0) & (self.pages.status[path] == READY)))
         self.pages.pins[path] = pins + 1
 
     def unpin(self, path: Slots, *, used: bool = True) -> None:

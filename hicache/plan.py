@@ -21,7 +21,7 @@ from hicache.index import PageIndex
 from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend
 from hicache.look import Look, Looker, Reason, Rules
 from hicache.memo import Memo
-from hicache.pages import NO_PARENT, NO_STATE, Ids
+from hicache.pages import NO_PARENT, NO_SLOTS, NO_STATE, Ids
 from hicache.scrub import Scrubber
 from ipc.messages import CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored
 
@@ -157,16 +157,16 @@ class Planner:
         keys = extend(event.parent, ids)
         if not keys or keys != event.keys or self.rules.has_states:
             return None
-        is_root = event.parent in self._roots
-        after = NO_PARENT if is_root else self.index.find(event.parent)
-        if after == NO_PARENT and not is_root:
+        path = NO_SLOTS if event.parent in self._roots else self.index.find(event.parent)
+        if not path.size and event.parent not in self._roots:
             return None
+        after = int(path[-1]) if path.size else NO_PARENT
         pages, words = ids[: len(keys) // KEY_BYTES * PAGE_TOKENS].reshape(-1, PAGE_TOKENS), key_words(keys)
         ready, reserved = self.index.match(event.parent, words, pages, after)
         found = len(ready)
         if found == len(pages):
             return None
-        hold = self._open(rank, np.concatenate([self.index.pages.path(after), ready]))
+        hold = self._open(rank, np.concatenate([path, ready]))
         evicted = self.index.evicted.total, self.index.states.evicted
         self._reserve(hold, event.parent, words[found:], pages[found:], being_stored=bool(reserved.size))
         self._count_evicted(rank, *evicted)

@@ -23,7 +23,7 @@ ROOT: Final = root(b"secret", b"caller")
 
 
 class CacheServer:
-    """One pool and its planner for some engines; a request is sent with `submit`, every step's output goes to `hear`."""
+    """One pool and its planner for some engines: `submit` a request, then `step` until there is no work."""
 
     def __init__(
         self, engines: Sequence[Engine], pages: int = 256, states: int = 64, *, verify_loads: bool = False
@@ -82,6 +82,17 @@ class CacheServer:
         if command is not None:
             self._storing[command.plan] = rank
             self.engines[rank].store(command)
+
+    def slots(self, prompt: Sequence[int]) -> list[int]:
+        """Where the host has the pages of a prompt."""
+        found: list[int] = self.planner.look(self.root, np.array(prompt, np.int32)).ready.tolist()
+        return found
+
+    def harm(self, *, pages: Sequence[int] = (), states: bool = False) -> None:
+        """Flip a bit in these pages of the host, or in every state."""
+        self.pool.pages[list(pages), 9] ^= 1
+        if states:
+            self.pool.states[:, 9] ^= 1
 
     def hit(self, slot: int) -> tuple[int, int]:
         """Tokens that the request in a slot reused: from the device, from the host."""

@@ -16,10 +16,10 @@ NO_PACE: Final = FakePace()
 PROMPT: Final = list(range(200))
 
 
-def engine_of(model: Path, pace: FakePace = NO_PACE, **fields: Any) -> FakeEngine:
+def engine_of(model: Path, pace: FakePace = NO_PACE, *, stateful: bool = False, **fields: Any) -> FakeEngine:
     """An engine of 64 blocks for four sequences, or as `fields` of its launch say."""
     launch = Launch(0, 1, "fake", str(model), LinkFds(0, 0, 0), 0, **{"num_kv_blocks": 64, "max_num_seqs": 4, **fields})
-    return FakeEngine(launch, pace)
+    return FakeEngine(launch, pace, has_states=stateful)
 
 
 def request(

@@ -14,7 +14,7 @@ import pytest
 
 from hicache.keys import PAGE_TOKENS
 from tests.byte_tokenizer import SPECIAL, write_model
-from tests.conversations import FIXED, ask, ask_both, cache_metric, explained, prompt, reset
+from tests.cached_replies import FIXED, ask, ask_both, cache_metric, explained, prompt, reset
 from tests.http_calls import CHAT, TEXT, post, refusal, stream
 from tests.serving import RunningServer, eventually
 from tests.test_end_to_end_lifecycle import ENDLESS, SLOW, client_of, ended, open_stream

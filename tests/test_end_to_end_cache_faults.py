@@ -13,7 +13,7 @@ import pytest
 
 from hicache.faults import VARIABLE
 from tests.byte_tokenizer import write_model
-from tests.conversations import FIXED, ask, ask_both, cache_metric, prompt, reset
+from tests.cached_replies import FIXED, ask, ask_both, cache_metric, prompt, reset
 from tests.http_calls import TEXT
 from tests.serving import RunningServer, eventually
 from tests.test_end_to_end_lifecycle import client_of
