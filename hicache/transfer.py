@@ -42,7 +42,8 @@ class Ticket:
 class Transfer(Protocol):
     """Rows between device and host: `slots` are host rows, `blocks` (or `rows`, of states) device rows, k each.
 
-    All methods raise TransferError: for rows that do not exist before anything is copied.
+    All methods raise TransferError: for rows that do not exist, before anything is copied; and where a copy fails on
+    the way, after nothing of it is under way any more.
     """
 
     bytes_per_second: float

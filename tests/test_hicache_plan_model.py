@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend, root
 from hicache.look import Look, Reason
 from hicache.pages import FREE, Ids
-from hicache.plan import Planner, PoolShape, Rules
+from hicache.plan import Planner, Rules
+from hicache.shape import PoolShape
 from ipc.messages import CacheLoaded, CacheOffer, CacheStored
 from tests.cache_invariants import check_planner
 from tests.cache_oracle import Oracle, Plan
@@ -163,8 +164,9 @@ class _PlannerMachine(RuleBasedStateMachine):
                 for page in self.oracle.pages
                 if not page.doomed and (pages.status[page.slot] == FREE or page.slot in slots)
             }
-            assert len(went) == max(0, len(slots) - free)
-            self.oracle.evict(went)
+            lacking = max(0, len(slots) - free)
+            # A bad page that comes free when the last behind it goes saves an eviction.
+            assert lacking - self.oracle.evict(went) <= len(went) <= lacking
         else:
             assert not letters or len(letters) > self.oracle.room()
         plan = Plan(rank, path, self.oracle.store(name, top, path, letters if slots else "", slots), [])

@@ -45,7 +45,7 @@ def test_extensions_name_files_that_exist() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("source", ["csrc/ring_module.cpp", "csrc/events_module.cpp"])
+@pytest.mark.parametrize("source", ["csrc/ring_module.cpp", "csrc/events_module.cpp", "csrc/page_copy.cpp"])
 def test_a_module_compiles_without_a_warning(source: str) -> None:
     include = sysconfig.get_paths()["include"]
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fsyntax-only", f"-I{include}"]
@@ -86,7 +86,7 @@ def library(name: str) -> str:
 
 def sanitized_tree(sanitizer: str, folder: Path) -> dict[str, str]:
     """A copy of what the ring tests need, with its own build; returns the environment to run them in."""
-    for name in ("ipc", "engine", "csrc", "tests"):
+    for name in ("ipc", "engine", "hicache", "csrc", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for name in ("setup.py", "setup.cfg"):
         shutil.copy(ROOT / name, folder)
