@@ -66,7 +66,7 @@ def extensions(environ: Mapping[str, str]) -> list[Extension]:
         Extension(
             "hicache._copy",
             sources=["csrc/page_copy.cpp"],
-            depends=["csrc/page_copy.hpp", "csrc/team.hpp"],
+            depends=["csrc/page_copy.hpp", "csrc/page_stream.hpp", "csrc/page_sum.hpp", "csrc/team.hpp"],
             language="c++",
             extra_compile_args=["-O3" if flag == "-O2" else flag for flag in compile_flags],
             extra_link_args=link_flags,

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Final
 
 SOURCES: Final = Path(__file__).resolve().parent.parent / "csrc"
+FILES: Final = ("page_copy.cu", "page_copy_torch.cpp")
 NAME: Final = "deepinfer_page_copy"
 
 
@@ -29,7 +30,7 @@ def load() -> ModuleType:
 
     if torch.version.cuda is None:
         raise KernelUnavailableError("this torch is built without CUDA")
-    files = [str(SOURCES / name) for name in ("page_copy.cu", "page_copy_torch.cpp")]
+    files = [str(SOURCES / name) for name in FILES]
     try:
         module: ModuleType = cpp_extension.load(NAME, files, extra_cflags=["-O2"], extra_cuda_cflags=["-O3"])
     except (OSError, RuntimeError, ImportError) as error:
