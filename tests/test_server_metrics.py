@@ -45,9 +45,8 @@ def test_gauges_are_read_when_scraped() -> None:
     found = scrape(metrics)
     shown = {
         "rank_ready": 1, "slots_used": 1, "num_requests_running": 3, "num_requests_waiting": 4, "kv_blocks_used": 5,
-        "kv_blocks": 6, "engine_steps": 7, "preemptions": 8, "engine_stalls": 11, "rank_restarts": 2,
-        "line_requests": 12, "line_tokens": 13,
-            "pending_prompt_tokens": 14, "prefill_rate": 15.5,
+        "kv_blocks": 6, "engine_steps": 7, "preemptions": 8, "kv_blocks_cached": 11, "engine_stalls": 12,
+        "rank_restarts": 2, "line_requests": 12, "line_tokens": 13, "pending_prompt_tokens": 14, "prefill_rate": 15.5,
     }  # fmt: skip
     for name, value in shown.items():
         assert found[f"deepinfer:{name}", "1"] == value, name
