@@ -145,7 +145,7 @@ async def _ask(
     )  # fmt: skip
 
 
-async def _read(answer: aiohttp.ClientResponse, started: float) -> tuple[str, list[Token], float, dict[str, int]]:
+async def _read(answer: aiohttp.ClientResponse, started: float) -> tuple[str, list[Token], float, dict[str, Any]]:
     """Text, tokens, seconds to the first, usage."""
     tokens: list[Token] = []
     usage: dict[str, Any] = {}

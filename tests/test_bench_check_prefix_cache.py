@@ -69,3 +69,14 @@ def test_answers_are_the_same_or_part_at_a_tie_or_are_not() -> None:
     assert same(answer(("a", near), ("a", near)), answer(("b", near), ("b", far))) == "tie"
     assert same(answer(("a", near)), answer(("b", far))) == "NO"
     assert same(answer(("a", {"a": 0.0, "c": 0.0})), answer(("b", near))) == "NO"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("flags", [["--dp", "1"], ["--dp", "2", "--routing", "least-loaded"]], ids=["dp1", "dp2"])
+@pytest.mark.parametrize("states", ["0", "1"])
+def test_two_hundred_conversations_that_branch_anywhere(model: Path, flags: list[str], states: str) -> None:
+    with RunningServer(model, *flags, "--num-kv-blocks", "40", environ={"DEEPINFER_FAKE_STATES": states}) as server:
+        arguments = ["--conversations", "200", "--turns", "5", "--words", "80", "--max-tokens", "200"]
+        assert main(["--address", server.address, *arguments]) == 0
+        server.wait_idle()
+        assert server.metric("faults_total", "deepinfer_hicache") == 0
