@@ -14,7 +14,7 @@ import pytest
 
 from hicache.keys import PAGE_TOKENS
 from tests.byte_tokenizer import SPECIAL, write_model
-from tests.conversations import FIXED, ask, ask_both, cache_metric, explained, prompt, reset
+from tests.cached_replies import FIXED, ask, ask_both, cache_metric, explained, prompt, reset
 from tests.http_calls import CHAT, TEXT, post, refusal, stream
 from tests.serving import RunningServer, eventually
 from tests.test_end_to_end_lifecycle import ENDLESS, SLOW, client_of, ended, open_stream
@@ -220,7 +220,7 @@ async def test_a_changed_message_is_named(server: RunningServer) -> None:
 
 
 async def test_a_model_with_states_hits_at_their_boundaries(model: Path) -> None:
-    with RunningServer(model, "--num-kv-blocks", "24", environ=STATES) as server:
+    with RunningServer(model, "--num-kv-blocks", "23", environ=STATES) as server:
         async with client_of(server) as client:
             for pages in (10.5, 12.5, 12.5, 14):
                 reply = await ask_both(client, prompt(pages))

@@ -15,7 +15,7 @@ from engine.fake import FakeEngine
 from hicache.faults import VARIABLE
 from tests.byte_tokenizer import write_model
 from tests.cache_server import CacheServer
-from tests.engine_conversations import Talk, answer_alone, run
+from tests.conversations import Talk, answer_alone, run
 from tests.fake_engine import engine_of, request
 
 VOCABULARY = 250

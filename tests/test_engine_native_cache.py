@@ -19,7 +19,7 @@ from engine.native.engine import NativeEngine
 from ipc.messages import Finish, Submit
 from tests import tiny_models
 from tests.cache_server import CacheServer
-from tests.engine_conversations import Answer, Talk, answer_alone, run
+from tests.conversations import Answer, Talk, answer_alone, run
 from tests.native_requests import NEAR_TIE, Seen, launch, random_prompts, recorder, submit
 
 FAMILIES = ("llama", "gpt_oss", "deepseek_v3")

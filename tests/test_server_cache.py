@@ -232,8 +232,8 @@ async def test_an_exception_within_costs_cached_tokens_and_nothing_else(
     assert (prospect.look, prospect.reuse.why) == (None, "failed")
     assert caplog.text.count("Traceback") == 1
     assert ranks.cache.trust.faults == 1
-    ranks.cache.withdraw(CacheStore(99, b"", b""))  # a plan that nobody made
-    assert ranks.cache.trust.faults == 2
+    ranks.cache.withdraw(CacheStore(99, b"", b""))  # a plan that nobody has
+    assert ranks.cache.trust.faults == 1
 
 
 async def test_without_a_pool_all_of_it_is_nothing() -> None:
