@@ -16,13 +16,13 @@ from bench.agentx.traces import Subagent, Trace, Turn
 
 Entry = TypeVar("Entry", bound=Turn)
 
-# A block of one token has only a handful of texts, so different blocks would look the same.
+# A block of one token has too few texts to be told apart.
 MIN_BLOCK: Final = 2
 
 
 def scaled(trace: Trace, factor: float) -> Trace:
     """The trace with blocks, prompts and answers `factor` (at most 1) times as long; times are left as they are."""
-    block = min(trace.block_size, max(MIN_BLOCK, round(trace.block_size * factor)))
+    block = max(MIN_BLOCK, round(trace.block_size * factor))
     ratio = block / trace.block_size
 
     def shorter(turn: Entry) -> Entry:

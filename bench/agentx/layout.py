@@ -53,11 +53,13 @@ def _next(spans: tuple[Span, ...], before: Turn, turn: Turn, block: int) -> list
     kept = min(shared * block, before.tokens_in, size)
     if kept < size:
         kept -= kept % block
+    resent = _cut(spans, kept)
     answer = 0
-    if shared == len(before.hash_ids):  # only appended to: what follows first is the answer
+    if resent and resent[-1].role == "user" and shared == len(before.hash_ids):
+        # Only appended to: what follows first is the answer.
         answer = max(0, min(-(-before.tokens_out // block), (size - kept - 1) // block)) * block
     added = [Span("assistant", kept, kept + answer), Span("user", kept + answer, size)]
-    return [*_cut(spans, kept), *(span for span in added if span.start < span.end)]
+    return [*resent, *(span for span in added if span.start < span.end)]
 
 
 def _cut(spans: Sequence[Span], size: int) -> list[Span]:

@@ -18,8 +18,8 @@ from bench.agentx.location import line_of, path_of
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-# A thousand times the blocks of the longest contexts that anybody serves would not need more.
-BlockSize = Annotated[int, Meta(ge=1, le=2**16)]
+# Blocks of one token would have too few texts to be told apart; above a million tokens there is no context to block.
+BlockSize = Annotated[int, Meta(ge=2, le=2**20)]
 
 _NAMES: Final = {"tokens_in": "in", "tokens_out": "out"}
 

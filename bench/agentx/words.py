@@ -2,7 +2,8 @@
 
 A block is a lead, one digit or mark, and then words of one token each. The lead carries no white space, so a template
 that trims a message takes nothing off it. Words whose tokens change beside others are found out by trying and
-left out; a tokenizer with too few left is refused. Knows nothing about traces.
+left out; a tokenizer with too few left is refused. Blocks in the middle of a text have two tokens or more. Knows nothing
+about traces.
 """
 
 from __future__ import annotations
