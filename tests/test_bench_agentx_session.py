@@ -61,7 +61,10 @@ def test_workers_that_overlap_run_side_by_side_and_a_compaction_goes_on() -> Non
     session = session_of(trace(turn(0, main), *workers, turn(9, small)))
     # Each worker starts while another answers, so none can have waited for it.
     assert times(session) == [[0, 1.2], [1.3], [1.4, 9]]
-    assert session.conversations[2].anchor == Anchor(1, 0, pytest.approx(0.1), from_start=True)
+    anchor = session.conversations[2].anchor
+    assert anchor is not None
+    assert (anchor.conversation, anchor.step, anchor.from_start) == (1, 0, True)
+    assert anchor.delay == pytest.approx(0.1)
     compacted = session_of(trace(turn(0, main), turn(4, small), turn(6, [*small, 52])))
     assert times(compacted) == [[0, 4, 6]]
 

@@ -1,7 +1,8 @@
 """Streamed chat completions against any OpenAI-compatible server, timed as their bytes arrive.
 
 Promises that a failure is a kind in the answer, never an exception, and that a time is taken before anything is parsed.
-The first token is the first chunk with visible text of any sort. Knows nothing about traces.
+The first token is the first chunk with visible text of any sort; where all tokens of an answer are invisible (special
+ones, as `ignore_eos` brings), it is the last chunk. Knows nothing about traces.
 """
 
 from __future__ import annotations
@@ -182,28 +183,47 @@ def _kind(error: Exception) -> str:
 
 
 async def _read(content: aiohttp.StreamReader, answer: Answer) -> None:
-    done = counted = False
+    reading = _Reading(answer)
     async for event, arrived in _events(content):
         if event == b"[DONE]":
-            done = True
-            break
-        chunk = _CHUNK.decode(event)
+            reading.finish()
+            return
+        reading.take(_CHUNK.decode(event), arrived)
+    raise _BrokenStreamError("no end of stream")
+
+
+class _Reading:
+    """An answer as its chunks come."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._latest: float | None = None
+        self._counted = False
+
+    def take(self, chunk: Chunk, arrived: float) -> None:
+        """One chunk. Raises _BrokenStreamError."""
+        answer = self._answer
         if chunk.error is not None:
             raise _BrokenStreamError("error event", str(chunk.error))
+        if chunk.choices:
+            self._latest = arrived
         if any(choice.delta.visible for choice in chunk.choices):
             answer.first = arrived if answer.first is None else answer.first
             answer.last = arrived
         if chunk.usage is not None:
-            counted = True
-            usage = chunk.usage
-            answer.prompt_tokens, answer.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-            answer.cached_tokens = usage.cached
-    if not done:
-        raise _BrokenStreamError("no end of stream")
-    if not counted:
-        raise _BrokenStreamError("no usage")
-    if answer.first is None:
-        raise _BrokenStreamError("no text")
+            self._counted = True
+            answer.prompt_tokens, answer.cached_tokens = chunk.usage.prompt_tokens, chunk.usage.cached
+            answer.completion_tokens = chunk.usage.completion_tokens
+
+    def finish(self) -> None:
+        """The end of the stream. Raises _BrokenStreamError for what it lacks."""
+        answer = self._answer
+        if not self._counted:
+            raise _BrokenStreamError("no usage")
+        if self._latest is None or not answer.completion_tokens:
+            raise _BrokenStreamError("no token")
+        if answer.first is None:
+            answer.first = answer.last = self._latest
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[bytes, float]]:

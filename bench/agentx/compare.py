@@ -33,9 +33,23 @@ def differences(one: RunFile, other: RunFile) -> list[str]:
 
 
 def draw(files: tuple[Path, Path], runs: tuple[RunFile, RunFile], folder: Path) -> Path:
-    """Both in one picture."""
+    """Both in one picture, with their ratios."""
     names = [f"{letter}: {file.stem}" for letter, file in zip("AB", files, strict=True)]
-    return draw_two([(name, run.records) for name, run in zip(names, runs, strict=True)], folder)
+    ratios = {str(line["figure"]): line["B/A"] for line in comparison(*runs)}
+    titles = [
+        _title("time to first token", ratios, "p50", "p90", of="time to first token, s"),
+        _title("inter-token time", ratios, "p50", "p90", of="inter-token time, ms"),
+        _title("cached share, %", ratios),
+        _title("requests per hour", ratios),
+    ]
+    return draw_two([(name, run.records) for name, run in zip(names, runs, strict=True)], folder, titles)
+
+
+def _title(label: str, ratios: dict[str, object], *quantiles: str, of: str = "") -> str:
+    """The label and how many times A's figure B's is."""
+    known = [(name, ratios.get(f"{of or label} {name}".strip())) for name in quantiles or ("",)]
+    words = ", ".join(f"{name} {ratio:.3g}".strip() for name, ratio in known if isinstance(ratio, float))
+    return f"{label}: B/A {words}" if words else label
 
 
 def _pairs(one: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[str, float | None, float | None]]:

@@ -166,14 +166,13 @@ class _Play:
                 for joined in step.joins:
                     await self._ended[joined].wait()
                 self._sent[index][number].set()
-                goes_on = await self._lanes.send(self._session, self._replay, index, number, self._lane)
-                self._answered[index][number].set()
-                if not goes_on:
+                if not await self._lanes.send(self._session, self._replay, index, number, self._lane):
                     break
+                self._answered[index][number].set()
         self._ended[index].set()
 
     async def _is_started(self, index: int) -> bool:
-        """Wait for the start; False where the step that would have started it was never sent."""
+        """Wait for the start; False where the step that would have caused it never came, or ended its conversation."""
         anchor = self._session.conversations[index].anchor
         if anchor is None:
             return True

@@ -40,17 +40,18 @@ def draw(records: Sequence[Record], folder: Path, title: str) -> list[Path]:
     return files
 
 
-def draw_two(runs: Sequence[tuple[str, Sequence[Record]]], folder: Path) -> Path:
-    """Two runs in one picture: distributions on the left, what became of the prompts on the right."""
+def draw_two(runs: Sequence[tuple[str, Sequence[Record]]], folder: Path, titles: Sequence[str]) -> Path:
+    """Two runs in one picture: how long things took, how much was cached, how fast it went; a title for each part."""
     figure = _figure(height=2)
-    grid = figure.subplots(2, 2)
+    grid = figure.subplots(2, 2).flat
     for name, records in runs:
         done = sorted(counted(records), key=lambda record: record.start + (record.end or 0))
-        distribution(grid[0][0], [record.ttft for record in done], name, "time to first token, s")
-        distribution(grid[1][0], [record.inter_token for record in done], name, "inter-token time, s")
-        cached_share(grid[0][1], done, name, ceiling=False)
-        finished(grid[1][1], done, name)
-    for axes in grid.flat:
+        distribution(grid[0], [record.ttft for record in done], name, "time to first token, s")
+        distribution(grid[1], [record.inter_token for record in done], name, "inter-token time, s")
+        cached_share(grid[2], done, name, ceiling=False)
+        finished(grid[3], done, name)
+    for axes, title in zip(grid, titles, strict=True):
+        axes.set_title(title)
         axes.legend()
     return _written(figure, folder / "compare.png")
 

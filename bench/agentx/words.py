@@ -1,8 +1,8 @@
 """Words of one tokenizer whose text gives back exactly their tokens, in any order: what prompts are built of.
 
 A block is a lead, one digit or mark, and then words of one token each. The lead carries no white space, so a template
-that trims a message takes nothing off it. Words whose tokens change beside others are found out by trying and
-left out; a tokenizer with too few left is refused. Blocks in the middle of a text have two tokens or more. Knows nothing
+that trims a message takes nothing off it. Words whose tokens change beside others are found out by trying and left
+out; a tokenizer with too few left is refused. Only the last block of a text may have a single token. Knows nothing
 about traces.
 """
 
