@@ -21,6 +21,7 @@ if not __package__:
 
 import asyncio
 import datetime
+import gc
 import hashlib
 import shlex
 import sys
@@ -31,6 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import uvloop
 
 from bench.agentx import compare, plots, results
 from bench.agentx.client import Client, Listed
@@ -68,17 +70,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _traces(settings: Settings) -> list[Trace]:
-    traces = read(settings.traces) if settings.traces is not None else generate(Options.parse(settings.synthetic))
+    if settings.traces is not None:
+        traces = read(settings.traces, settings.sessions)
+    else:
+        traces = generate(Options.parse(settings.synthetic))
     return traces if settings.scale == 1 else [scaled(trace, settings.scale) for trace in traces]
 
 
 def _replay(settings: Settings, other: Other, traces: list[Trace]) -> int:
     local = Local(settings.tokenizer or demo_folder())
+    # Traces are millions of numbers in lists; looking through them for garbage would hold the loop in mid-measurement.
+    gc.collect()
+    gc.freeze()
     try:
-        with _target(settings) as url:
-            settings, records, cut = asyncio.run(_measured(replace(settings, url=url), traces, local))
+        with _target(settings) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            settings, records, cut = runner.run(_measured(replace(settings, url=url), traces, local))
     finally:
         local.close()
+        gc.unfreeze()
     found = results.summary(records, settings.ranks) | {"cut_turns": cut}
     print(
         f"seed {settings.seed}, model {settings.model}, {settings.lanes} lanes, at most {settings.max_context} tokens"
@@ -131,7 +140,7 @@ def _fitted(sessions: list[Session], settings: Settings, local: Local) -> list[S
     if not settings.max_context:
         return sessions
     marker = "0" * MARKER_DIGITS
-    found = (fitted(session, settings.max_context, lambda step: local.size(step, marker)) for session in sessions)
+    found = (fitted(session, lambda step: local.fits(step, marker, settings.max_context)) for session in sessions)
     return [session for session in found if session is not None]
 
 

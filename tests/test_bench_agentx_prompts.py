@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bench.agentx.errors import OptionError, VocabularyError
 from bench.agentx.layout import shared_blocks
-from bench.agentx.prompts import marker_of, messages_of
+from bench.agentx.prompts import marker_of
 from bench.agentx.sent import Local
 from bench.agentx.session import Session, session_of
 from bench.agentx.synthetic import Options, generate
@@ -96,12 +96,18 @@ def test_a_prompt_has_the_recorded_tokens_message_by_message(name: str, tmp_path
         session = session_of(trace)
         for conversation in session.conversations:
             for step in conversation.steps:
-                messages = messages_of(local.words, session, step, "")
+                messages = local.prompts.messages(session, step, "")
                 sizes = [len(_encode(tokenizer, message["content"])) for message in messages]
                 assert sizes == [span.end - span.start for span in step.spans]
                 assert [message["role"] for message in messages] == [span.role for span in step.spans]
-                marked = messages_of(local.words, session, step, MARKER)
-                assert local.size(step, MARKER) == len(local.ids(marked))
+                size = len(local.ids(local.prompts.messages(session, step, MARKER)))
+                assert local.size(step, MARKER) == size
+                whole = size + max(step.turn.tokens_out, 1)
+                assert [local.fits(step, MARKER, limit) for limit in (whole - 1, whole, 9 * whole)] == [
+                    False,
+                    True,
+                    True,
+                ]
     local.close()
 
 
@@ -118,7 +124,7 @@ def test_equal_ids_give_equal_prefixes_of_text_and_tokens(
     def text(name: str, ids: list[int], rest: int) -> str:
         turn = Turn(t=len(ids), tokens_in=BLOCK * len(ids) + rest, tokens_out=1, hash_ids=ids)
         session = session_of(Trace(id=name, block_size=BLOCK, hash_id_scope="local", requests=[turn]))
-        (message,) = messages_of(local.words, session, session.conversations[0].steps[0], "")
+        (message,) = local.prompts.messages(session, session.conversations[0].steps[0], "")
         return message["content"]
 
     first, second = text("a", one, rests[0]), text("a", other, rests[1])
@@ -137,7 +143,7 @@ def test_turns_of_a_conversation_have_the_ids_before_them_as_prefix(local: Local
     steps = session.conversations[0].steps
     appended = 0
     for before, after in pairwise(steps):
-        earlier, later = (local.ids(messages_of(local.words, session, step, MARKER)) for step in (before, after))
+        earlier, later = (local.ids(local.prompts.messages(session, step, MARKER)) for step in (before, after))
         if after.spans[: len(before.spans)] == before.spans and before.turn.tokens_in % BLOCK == 0:
             appended += 1
             opening = len(b"\x00assistant\n")
@@ -148,7 +154,7 @@ def test_turns_of_a_conversation_have_the_ids_before_them_as_prefix(local: Local
 def test_the_marker_opens_the_prompt_and_is_new_for_each_replay(local: Local) -> None:
     session = session_of(generate(Options(conversations=1, turns=8))[0])
     for conversation in session.conversations:
-        first = messages_of(local.words, session, conversation.steps[0], MARKER)[0]
+        first = local.prompts.messages(session, conversation.steps[0], MARKER)[0]
         assert first["content"].startswith(f"[rid:{MARKER}]\n\n1")
     markers = {marker_of(seed, session, replay) for seed in (1, 2) for replay in range(3)}
     assert len(markers) == 6
@@ -168,7 +174,7 @@ def fingerprint(local: Local) -> str:
     """Of all prompts of some made traces."""
     sessions: list[Session] = [session_of(trace) for trace in generate(Options(conversations=2, turns=9, seed=4))]
     prompts = [
-        messages_of(local.words, session, step, marker_of(7, session, 0))
+        local.prompts.messages(session, step, marker_of(7, session, 0))
         for session in sessions
         for conversation in session.conversations
         for step in conversation.steps

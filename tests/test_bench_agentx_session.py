@@ -55,18 +55,31 @@ def test_an_agent_recorded_flat_is_told_apart_and_starts_where_it_did() -> None:
     assert session.conversations[1].anchor == Anchor(0, 1, 0.5, from_start=False)
 
 
-def test_workers_that_overlap_run_side_by_side_and_a_compaction_goes_on() -> None:
-    main, small = list(range(8)), [0, 1, 50, 51]
+def test_workers_that_overlap_run_side_by_side() -> None:
+    """Each starts while another answers, so none can have waited for it; the session goes on after them."""
+    one, two = grown(8, 3)
     workers = [turn(1.2 + 0.1 * at, [0, 1, 60 + at], api_time=3) for at in range(3)]
-    session = session_of(trace(turn(0, main), *workers, turn(9, small)))
-    # Each worker starts while another answers, so none can have waited for it.
-    assert times(session) == [[0, 1.2], [1.3], [1.4, 9]]
-    anchor = session.conversations[2].anchor
-    assert anchor is not None
-    assert (anchor.conversation, anchor.step, anchor.from_start) == (1, 0, True)
-    assert anchor.delay == pytest.approx(0.1)
-    compacted = session_of(trace(turn(0, main), turn(4, small), turn(6, [*small, 52])))
-    assert times(compacted) == [[0, 4, 6]]
+    session = session_of(trace(turn(0, one), *workers, turn(9, two)))
+    assert times(session) == [[0, 9], [1.2], [1.3], [1.4]]
+    last = session.conversations[3].anchor
+    assert last is not None
+    assert (last.conversation, last.step, last.from_start) == (2, 0, True)
+    assert last.delay == pytest.approx(0.1)
+
+
+def test_a_compaction_goes_on_also_beside_an_agent() -> None:
+    main, small = list(range(8)), [0, 1, 50, 51]
+    assert times(session_of(trace(turn(0, main), turn(4, small), turn(6, [*small, 52])))) == [[0, 4, 6]]
+    agent = [turn(1.5, [0, 1, 60]), turn(3.5, [0, 1, 60, 61], api_time=9)]
+    turns = [turn(0, main[:6]), agent[0], turn(3, main), agent[1], turn(5, small), turn(14, [0, 1, 60, 61, 62])]
+    assert times(session_of(trace(*turns))) == [[0, 3, 5], [1.5, 3.5, 14]]
+
+
+def test_a_request_without_anything_shared_stands_beside_a_session_that_goes_on() -> None:
+    one, two = grown(4, 2)
+    assert times(session_of(trace(turn(0, one), turn(2, [70]), turn(4, two)))) == [[0, 4], [2]]
+    cleared = session_of(trace(turn(0, one), turn(2, [70]), turn(4, [70, 71])))
+    assert times(cleared) == [[0, 2, 4]]
 
 
 def test_a_retry_stays_in_its_conversation() -> None:
@@ -232,18 +245,16 @@ def test_a_conversation_is_cut_where_it_stops_fitting_and_so_is_what_it_would_ha
     turns = [turn(4.0 * at, ids, out=4) for at, ids in enumerate(prompts)]
     session = session_of(trace(turns[0], agents[0], *turns[1:3], agents[1], turns[3]))
     assert session.size == 6
-    limit = 4 * BLOCK + 4 + 10
-    cut = fitted(session, limit, lambda step: step.turn.tokens_in + 10)
+    cut = fitted(session, lambda step: step.turn.tokens_in <= 4 * BLOCK)
     assert cut is not None
     assert [(one.name, len(one.steps)) for one in cut.conversations] == [("main", 2), ("a0", 1)]
     assert cut.conversations[0].steps[1].joins == (1,)
-    assert fitted(session, limit, lambda step: step.turn.tokens_in + 11) != cut
-    assert fitted(session, 10, lambda step: step.turn.tokens_in) is None
+    assert fitted(session, lambda step: step.turn.tokens_in < 2 * BLOCK) is None
 
 
 @given(traces(), st.integers(1, 1000))
 def test_what_is_cut_can_still_be_replayed(given_trace: Trace, limit: int) -> None:
-    cut = fitted(session_of(given_trace), limit, lambda step: step.turn.tokens_in)
+    cut = fitted(session_of(given_trace), lambda step: step.turn.tokens_in < limit)
     if cut is not None:
         assert _played(cut) == cut.size
         assert all(step.turn.tokens_in < limit for one in cut.conversations for step in one.steps)

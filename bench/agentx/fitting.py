@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Final, TypeVar
 
 import msgspec
@@ -42,8 +43,8 @@ def scaled(trace: Trace, factor: float) -> Trace:
     return msgspec.structs.replace(trace, block_size=block, requests=[*map(entry, trace.requests)], **heads(trace))
 
 
-def fitted(session: Session, limit: int, size_of: Callable[[Step], int]) -> Session | None:
-    """The session without the turns of each conversation from the first whose prompt and answer exceed `limit` tokens.
+def fitted(session: Session, fits: Callable[[Step], bool]) -> Session | None:
+    """The session without the turns of each conversation from the first that does not fit.
 
     Conversations that such a turn would have started are gone too. None where nothing is left.
     """
@@ -55,19 +56,13 @@ def fitted(session: Session, limit: int, size_of: Callable[[Step], int]) -> Sess
         ]
         for index in ready:
             conversation = pending.pop(index)
-            steps = _fitting(conversation, limit, size_of)
+            steps = tuple(takewhile(fits, conversation.steps))
             if steps and _anchored(conversation, kept):
                 kept[index] = replace(conversation, steps=steps)
     if 0 not in kept:
         return None
     number = {index: at for at, index in enumerate(sorted(kept))}
     return replace(session, conversations=tuple(_renumbered(kept[index], number) for index in sorted(kept)))
-
-
-def _fitting(conversation: Conversation, limit: int, size_of: Callable[[Step], int]) -> tuple[Step, ...]:
-    steps = conversation.steps
-    too_long = (at for at, step in enumerate(steps) if size_of(step) + max(step.turn.tokens_out, 1) > limit)
-    return steps[: next(too_long, len(steps))]
 
 
 def _anchored(conversation: Conversation, kept: dict[int, Conversation]) -> bool:

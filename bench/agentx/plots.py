@@ -72,13 +72,15 @@ def first_tokens(axes: Axes, done: Sequence[Record]) -> None:
 
 def lanes(axes: Axes, records: Sequence[Record]) -> None:
     """When each lane waited for a first token and when it received; failures in red."""
-    for record in records:
-        end = record.end or 0.0
-        first = min(record.ttft if record.ttft is not None else end, end)
-        color = "tab:red" if record.error else "tab:blue"
-        faint = 0.3 if record.warmup else 0.8
-        axes.barh(record.lane, first, left=record.start, height=0.7, color="tab:orange", alpha=faint)
-        axes.barh(record.lane, end - first, left=record.start + first, height=0.7, color=color, alpha=faint)
+    for lane in sorted({record.lane for record in records}):
+        bars, colors = [], []
+        for record in (record for record in records if record.lane == lane):
+            end = record.end or 0.0
+            first = min(record.ttft if record.ttft is not None else end, end)
+            bars += [(record.start, first), (record.start + first, end - first)]
+            faint = 0.3 if record.warmup else 0.8
+            colors += [("tab:orange", faint), ("tab:red" if record.error else "tab:blue", faint)]
+        axes.broken_barh(bars, (lane - 0.35, 0.7), facecolors=colors)
     axes.set_xlabel("s (orange: until the first token, blue: receiving, red: failed or cut off, pale: warm-up)")
     axes.set_ylabel("lane")
     axes.locator_params(axis="y", integer=True)

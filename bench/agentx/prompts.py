@@ -8,7 +8,8 @@ an earlier replay cannot be hit. Knows nothing about servers or time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from bench.agentx.layout import Span
@@ -19,6 +20,8 @@ from bench.agentx.words import Words
 Message = dict[str, str]
 
 MARKER_DIGITS: Final = 12
+# Texts of messages that are kept, as the next turn sends them again: those of some hundred long conversations.
+CACHED_MESSAGES: Final = 32768
 
 
 def marker_of(seed: int, session: Session, replay: int) -> str:
@@ -26,30 +29,36 @@ def marker_of(seed: int, session: Session, replay: int) -> str:
     return hashlib.sha256(f"{seed}\0{session.id}\0{replay}".encode()).hexdigest()[:MARKER_DIGITS]
 
 
-def messages_of(words: Words, session: Session, step: Step, marker: str) -> list[Message]:
-    """The conversation that a step sends; the marker opens its first message."""
-    texts = [_text(words, session, step.turn, span) for span in step.spans]
-    messages = [{"role": span.role, "content": text} for span, text in zip(step.spans, texts, strict=True)]
-    if marker:
-        messages[0]["content"] = f"[rid:{marker}]\n\n{messages[0]['content']}"
-    return messages
+class Prompts:
+    """Messages of these words."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self._text = lru_cache(CACHED_MESSAGES)(self._made_text)
+
+    def messages(self, session: Session, step: Step, marker: str) -> list[Message]:
+        """The conversation that a step sends; the marker, if any, opens its first message."""
+        found = [{"role": span.role, "content": self._content(session, step.turn, span)} for span in step.spans]
+        if marker:
+            found[0]["content"] = opening(marker) + found[0]["content"]
+        return found
+
+    def _content(self, session: Session, turn: Turn, span: Span) -> str:
+        block = session.block_size
+        assert span.start % block == 0, "messages begin at block borders"
+        first, end = span.start // block, -(-span.end // block)
+        names: list[int | str] = list(turn.hash_ids[first:end])
+        # Turns without ids have nothing in common; those that end in the same id may be one turn sent twice.
+        last = turn.hash_ids[-1] if turn.hash_ids else f"at {turn.t}"
+        names += [f"{last} + {at - len(turn.hash_ids)}" for at in range(first + len(names), end)]
+        return self._text(session.id, tuple(names), block, span.end - span.start)
+
+    def _made_text(self, session: str, names: Sequence[int | str], block: int, size: int) -> str:
+        """Of `size` tokens in blocks that are drawn by the session and their names; the last may be shorter."""
+        sizes = (min(block, size - at) for at in range(0, size, block))
+        return "".join(map(self._words.block, (f"{session}\0{name}" for name in names), sizes))
 
 
-def _text(words: Words, session: Session, turn: Turn, span: Span) -> str:
-    size = session.block_size
-    assert span.start % size == 0, "messages begin at block borders"
-    keys = _keys(session, turn, span)
-    return "".join(
-        words.block(key, min(size, span.end - at))
-        for key, at in zip(keys, range(span.start, span.end, size), strict=True)
-    )
-
-
-def _keys(session: Session, turn: Turn, span: Span) -> Iterator[str]:
-    """What the text of each block of a span is drawn by: its id, or its place behind the last id."""
-    ids = turn.hash_ids
-    # Turns without ids have nothing in common; those that end in the same id may be one turn sent twice.
-    end = str(ids[-1]) if ids else f"at {turn.t}"
-    for index in range(span.start // session.block_size, -(-span.end // session.block_size)):
-        name = str(ids[index]) if index < len(ids) else f"{end} + {index - len(ids)}"
-        yield f"{session.id}\0{name}"
+def opening(marker: str) -> str:
+    """The marker as it stands in a prompt."""
+    return f"[rid:{marker}]\n\n"

@@ -17,7 +17,7 @@ from bench.agentx.client import Answer, Client
 from bench.agentx.lanes import Bounds, Lanes, Sending
 from bench.agentx.pace import Pace
 from bench.agentx.progress import Progress, State
-from bench.agentx.prompts import Message, marker_of, messages_of
+from bench.agentx.prompts import Message, marker_of
 from bench.agentx.record import CUT, Record
 from bench.agentx.sent import Local
 from bench.agentx.session import Session, Step
@@ -68,7 +68,7 @@ class Replay:
     async def _send(self, sending: Sending) -> bool:
         session, step = sending.session, sending.what
         marker = marker_of(self._settings.seed, session, sending.replay)
-        body = self._body(step, messages_of(self._local.words, session, step, marker))
+        body = self._body(step, self._local.prompts.messages(session, step, marker))
         record = Record(
             session=session.id, replay=sending.replay, lane=sending.lane, warmup=sending.warmup, step=sending.step,
             conversation=session.conversations[sending.conversation].name, number=sending.conversation,
@@ -119,7 +119,7 @@ class Replay:
             session = self._sessions[record.session]
             step = session.conversations[record.number].steps[record.step]
             marker = marker_of(self._settings.seed, session, record.replay)
-            ids = self._local.ids(messages_of(self._local.words, session, step, marker))
+            ids = self._local.ids(self._local.prompts.messages(session, step, marker))
             record.sent_tokens, record.shared_pages = len(ids), pages.shared(ids)
             ceiling = blocks.setdefault((session.id, record.replay), BlockCeiling(session.block_size))
             record.shared_blocks = ceiling.shared(step.turn.hash_ids, step.turn.tokens_in)

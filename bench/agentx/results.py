@@ -84,6 +84,10 @@ VALUES: Final = (
     ("ceiling_blocks", "ceiling by the traces, %", 100.0),
     ("cached_of_ceiling", "cached of ceiling by pages, %", 100.0),
 )
+DRIFTS: Final = (
+    ("drift_in", "`in` of the traces (marker and template are not in it)"),
+    ("drift_sent", "the local count"),
+)
 
 
 def spread(values: Iterable[float | None]) -> Figures:
@@ -108,15 +112,16 @@ def drift(differences: Iterable[int]) -> Figures:
 
 def drift_lines(found: dict[str, Any]) -> list[str]:
     """How far the server's count of prompt tokens is from the traces', and from the prompts as they were built."""
-    against = (
-        ("drift_in", "`in` of the traces (marker and template are not in it)"),
-        ("drift_sent", "the local count"),
-    )
-    return [
+    lines = [
         f"prompt tokens by the server minus {what}: {values['min']} to {values['max']}, mean {values['mean']:.4g}"
-        for values, what in ((found[name], what) for name, what in against)
-        if values["mean"] is not None
+        for name, what in DRIFTS
+        if (values := found[name])["mean"] is not None
     ]
+    if any(found["drift_sent"][end] for end in ("min", "max")):
+        lines.append(
+            "so the server's tokenizer or template is not that of --tokenizer: the ceiling by pages is a guess"
+        )
+    return lines
 
 
 def _window(done: Sequence[Record]) -> float:

@@ -1,14 +1,14 @@
 """A trace as conversations that wait for each other: what a lane replays.
 
 Top-level requests that do not go on from the main conversation (agents whose requests were recorded flat) are told
-apart by the blocks they share and by time: a request goes on from the one with which it shares most, unless another
-one shares more with that, or it was sent before that one's answer was complete. Promises that waiting never goes in a
-circle, whatever the trace. Knows nothing about text or servers.
+apart by the blocks they share and by time: a request goes on from the conversation with which it shares most, unless
+that one still waits for its answer then, or goes on later from blocks that this request lacks. Promises that waiting
+never goes in a circle, whatever the trace. Knows nothing about text or servers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -102,29 +102,25 @@ def _strands(
     turns: Sequence[Turn], block: int, head: int, name: str, base: int
 ) -> tuple[list[Conversation], list[tuple[int, int]]]:
     """Turns in order of time as conversations, numbered from `base`; and conversation and step of each turn."""
-    parents = _parents(turns)
-    heirs = _heirs(turns, parents)
+    origins = _origins(turns)
     members: list[list[int]] = []
     places: list[tuple[int, int]] = []
-    for index, (parent, _) in enumerate(parents):
-        if index and heirs.get(parent) == index:
-            strand = places[parent][0] - base
-        else:
-            strand = len(members)
+    for index, strand in enumerate(_strand_of_each(turns, [depth for _, depth in origins])):
+        if strand == len(members):
             members.append([])
         places.append((base + strand, len(members[strand])))
         members[strand].append(index)
     conversations = []
-    for number, strand_turns in enumerate(members):
-        first = strand_turns[0]
-        parent = parents[first][0]
-        anchor = _anchor(turns[parent], turns[first].t, *places[parent]) if first else None
-        steps = _steps([turns[index] for index in strand_turns], block, head)
+    for number, indices in enumerate(members):
+        first = indices[0]
+        origin = origins[first][0]
+        anchor = _anchor(turns[origin], turns[first].t, *places[origin]) if first else None
+        steps = _steps([turns[index] for index in indices], block, head)
         conversations.append(Conversation(f"{name}:{number}" if number else name, anchor, steps))
     return conversations, places
 
 
-def _parents(turns: Sequence[Turn]) -> list[tuple[int, int]]:
+def _origins(turns: Sequence[Turn]) -> list[tuple[int, int]]:
     """For each turn the latest earlier one with which it shares most blocks, and how many; else the one before it."""
     owner: dict[int, int] = {}
     found: list[tuple[int, int]] = []
@@ -137,14 +133,25 @@ def _parents(turns: Sequence[Turn]) -> list[tuple[int, int]]:
     return found
 
 
-def _heirs(turns: Sequence[Turn], parents: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """For each turn the one that goes on from it."""
-    best: dict[int, tuple[int, int]] = {}
-    for index, (parent, depth) in enumerate(parents):
-        follows = index > 0 and turns[index].t >= turns[parent].end - SLACK_S
-        if follows and (parent not in best or depth > best[parent][1]):
-            best[parent] = index, depth
-    return {parent: index for parent, (index, _) in best.items()}
+def _strand_of_each(turns: Sequence[Turn], depths: Sequence[int]) -> list[int]:
+    """The number of each turn's conversation; a new one has the next number."""
+    last_use = {id_: index for index, turn in enumerate(turns) for id_ in turn.hash_ids}
+    ends: list[int] = []  # the last turn of each conversation so far
+    found: list[int] = []
+    for index, depth in enumerate(depths):
+        fits = (number for number, end in enumerate(ends) if _goes_on(turns, end, index, depth, last_use))
+        strand = next(fits, len(ends))
+        ends[strand : strand + 1] = [index]
+        found.append(strand)
+    return found
+
+
+def _goes_on(turns: Sequence[Turn], end: int, index: int, depth: int, last_use: Mapping[int, int]) -> bool:
+    """Whether a turn that shares `depth` blocks with earlier ones goes on from the turn `end`."""
+    before, turn = turns[end], turns[index]
+    shares = before.hash_ids[depth - 1 : depth] == turn.hash_ids[depth - 1 : depth] if depth else True
+    needed_later = any(last_use[id_] > index for id_ in before.hash_ids[depth : depth + 1])
+    return shares and not needed_later and turn.t >= before.end - SLACK_S
 
 
 def _anchor(before: Turn, start: float, conversation: int, step: int) -> Anchor:

@@ -24,6 +24,7 @@ class Settings:
 
     traces: Path | None = None
     synthetic: str = ""
+    sessions: int = 0
     url: str = ""
     server_flags: str = ""
     model: str = ""
@@ -53,7 +54,7 @@ class Settings:
         for name in ("lanes", "speedup", "ranks", "timeout", "duration"):
             if not getattr(self, name) > 0:
                 raise OptionError(f"--{name} {getattr(self, name)}: must be above 0")
-        for name in ("warmup", "max_requests", "passes", "idle_cap", "max_context"):
+        for name in ("sessions", "warmup", "max_requests", "passes", "idle_cap", "max_context"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
         if not 0 < self.scale <= 1:

@@ -7,6 +7,7 @@ error names file, line and field. Knows nothing about text, servers or time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -89,10 +90,10 @@ class Trace(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     totals: Any = None
 
 
-def read(source: Path) -> list[Trace]:
+def read(source: Path, limit: int = 0) -> list[Trace]:
     """The traces of a `.json` file, a `.jsonl` file, or a folder of both in the order of their names.
 
-    Raises TraceError.
+    No more than the first `limit`, if it is not 0. Raises TraceError.
     """
     files = [source]
     if source.is_dir():
@@ -101,12 +102,12 @@ def read(source: Path) -> list[Trace]:
         raise TraceError(source, 0, "", "no traces here: a .json or .jsonl file, or a folder of them, is expected")
     traces: list[Trace] = []
     places: dict[str, str] = {}
-    for file in files:
-        for line, trace in _traces(file):
-            if trace.id in places:
-                raise TraceError(file, line, "id", f"{trace.id!r} is also the id of {places[trace.id]}")
-            places[trace.id] = f"{file}:{line}"
-            traces.append(trace)
+    found = ((file, line, trace) for file in files for line, trace in _traces(file))
+    for file, line, trace in islice(found, limit or None):
+        if trace.id in places:
+            raise TraceError(file, line, "id", f"{trace.id!r} is also the id of {places[trace.id]}")
+        places[trace.id] = f"{file}:{line}"
+        traces.append(trace)
     return traces
 
 
@@ -127,17 +128,17 @@ def _plain(value: Any) -> Any:
 
 
 def _traces(file: Path) -> Iterator[tuple[int, Trace]]:
-    """Each trace and the line it starts in."""
+    """Each trace and the line it starts in; of a long file no more is read than is asked for."""
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as opened:
+            if file.suffix == ".jsonl":
+                for number, line in enumerate(opened, 1):
+                    if line.strip():
+                        yield number, _trace(file, number, line.rstrip("\n"))
+            else:
+                yield 1, _trace(file, 1, opened.read())
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(file, 1, "", f"cannot be read: {error}") from error
-    if file.suffix == ".jsonl":
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                yield number, _trace(file, number, line)
-    else:
-        yield 1, _trace(file, 1, text)
 
 
 def _trace(file: Path, first_line: int, text: str) -> Trace:

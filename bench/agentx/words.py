@@ -12,7 +12,6 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -33,8 +32,6 @@ MAX_WORDS: Final = 2048
 MIN_WORDS: Final = 16
 # Each round tries all words in a new order, so beside new neighbours.
 ROUNDS: Final = 4
-# Texts a block is made of; a long session has some ten thousand blocks of 350 characters.
-CACHED_BLOCKS: Final = 65536
 # What a template writes around a message ends in such characters, and the lead must not merge with them.
 SURROUNDINGS: Final = ("\n", "\n\n", ">")
 
@@ -56,7 +53,6 @@ class Words:
                 words = _verified(by_text[lead], words, texts, self._encode)
                 if len(words) >= MIN_WORDS:
                     self._lead, self._words, self._texts = by_text[lead], words, texts
-                    self.block = lru_cache(CACHED_BLOCKS)(self._block)
                     return
         raise VocabularyError(f"the tokenizer has fewer than {MIN_WORDS} words that keep their tokens beside others")
 
@@ -70,8 +66,8 @@ class Words:
         draws = np.frombuffer(hashlib.shake_128(key.encode()).digest(4 * (size - 1)), "<u4")
         return [self._lead, *(self._words[draw] for draw in draws % len(self._words))]
 
-    def _block(self, key: str, size: int) -> str:
-        """The text of these tokens."""
+    def block(self, key: str, size: int) -> str:
+        """Their text."""
         return "".join(self._texts[id_] for id_ in self.ids(key, size))
 
 
