@@ -102,7 +102,7 @@ def _replay(settings: Settings, other: Other, traces: list[Trace]) -> int:
     if settings.json is not None:
         save(settings.json, RunFile(date=date, machine=machine(), settings=public, summary=found, records=records))
     if settings.plots is not None:
-        plots.draw(records, settings.plots, f"{settings.model}, {settings.lanes} lanes, {date}")
+        plots.draw(records, settings.plots, f"{settings.model}, lanes: {settings.lanes}, {date}")
     return 1 if found["errors"] or not found["requests"] else 0
 
 

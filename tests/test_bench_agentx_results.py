@@ -165,8 +165,12 @@ def test_pictures_are_drawn_of_one_run_and_of_two(tmp_path: Path) -> None:
     assert all(file.read_bytes().startswith(PNG) for file in files)
 
 
-def test_a_run_without_a_request_can_be_drawn(tmp_path: Path) -> None:
+def test_runs_without_a_request_can_be_drawn_and_compared(tmp_path: Path) -> None:
     assert len(plots.draw([], tmp_path, "empty")) == 3
+    empty, some = run_file([]), run_file([record()])
+    for runs in ((empty, some), (empty, empty)):
+        assert compare.draw((Path("a.json"), Path("b.json")), runs, tmp_path).exists()
+        assert table(compare.comparison(*runs))
 
 
 def test_pictures_need_matplotlib_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.agentx.errors import TraceError
@@ -131,6 +131,7 @@ def test_written_traces_are_read_back(tmp_path: Path) -> None:
     assert read(tmp_path / "new") == traces
 
 
+@settings(max_examples=40)
 @given(
     value=st.recursive(
         st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +35,25 @@ def differences(one: RunFile, other: RunFile) -> list[str]:
 def draw(files: tuple[Path, Path], runs: tuple[RunFile, RunFile], folder: Path) -> Path:
     """Both in one picture, with their ratios."""
     names = [f"{letter}: {file.stem}" for letter, file in zip("AB", files, strict=True)]
-    ratios = {str(line["figure"]): line["B/A"] for line in comparison(*runs)}
+    lines = {str(line["figure"]): line for line in comparison(*runs)}
     titles = [
-        _title("time to first token", ratios, "p50", "p90", of="time to first token, s"),
-        _title("inter-token time", ratios, "p50", "p90", of="inter-token time, ms"),
-        _title("cached share, %", ratios),
-        _title("requests per hour", ratios),
+        "time to first token" + _ratios(lines, "time to first token, s"),
+        "inter-token time" + _ratios(lines, "inter-token time, ms"),
+        "cached share" + "".join(f", {letter} {_percent(run)}" for letter, run in zip("AB", runs, strict=True)),
+        "requests done" + _ratios(lines, "requests per hour", ""),
     ]
     return draw_two([(name, run.records) for name, run in zip(names, runs, strict=True)], folder, titles)
 
 
-def _title(label: str, ratios: dict[str, object], *quantiles: str, of: str = "") -> str:
-    """The label and how many times A's figure B's is."""
-    known = [(name, ratios.get(f"{of or label} {name}".strip())) for name in quantiles or ("",)]
-    words = ", ".join(f"{name} {ratio:.3g}".strip() for name, ratio in known if isinstance(ratio, float))
-    return f"{label}: B/A {words}" if words else label
+def _ratios(lines: Mapping[str, Mapping[str, object]], figure: str, *quantiles: str) -> str:
+    """How many times A's figures B's are, as far as both have them."""
+    found = ((name, lines.get(f"{figure} {name}".strip(), {}).get("B/A")) for name in quantiles or ("p50", "p90"))
+    return "".join(f", {name} B/A {ratio:.3g}".replace("  ", " ") for name, ratio in found if isinstance(ratio, float))
+
+
+def _percent(run: RunFile) -> str:
+    share = run.summary["cached_share"]
+    return "unknown" if share is None else f"{100 * share:.3g} %"
 
 
 def _pairs(one: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[str, float | None, float | None]]:

@@ -19,6 +19,7 @@ SIZE_INCHES: Final = (9.0, 5.0)
 DOTS_PER_INCH: Final = 120
 # Requests over which the cached share is averaged as time goes on.
 WINDOW: Final = 25
+MAX_TICKS: Final = 32
 COLORS: Final = "viridis"
 
 
@@ -72,7 +73,8 @@ def first_tokens(axes: Axes, done: Sequence[Record]) -> None:
 
 def lanes(axes: Axes, records: Sequence[Record]) -> None:
     """When each lane waited for a first token and when it received; failures in red."""
-    for lane in sorted({record.lane for record in records}):
+    numbers = sorted({record.lane for record in records})
+    for lane in numbers:
         bars, colors = [], []
         for record in (record for record in records if record.lane == lane):
             end = record.end or 0.0
@@ -83,7 +85,8 @@ def lanes(axes: Axes, records: Sequence[Record]) -> None:
         axes.broken_barh(bars, (lane - 0.35, 0.7), facecolors=colors)
     axes.set_xlabel("s (orange: until the first token, blue: receiving, red: failed or cut off, pale: warm-up)")
     axes.set_ylabel("lane")
-    axes.locator_params(axis="y", integer=True)
+    axes.set_ylim(-0.5, max([0, *numbers]) + 0.5)
+    axes.set_yticks(numbers[:: 1 + len(numbers) // MAX_TICKS])
 
 
 def cached_share(axes: Axes, done: Sequence[Record], name: str = "cached", *, ceiling: bool = True) -> None:

@@ -63,9 +63,9 @@ KINDS: Final = {
 class Options:
     """`--synthetic conversations=..,turns=..,scale=..`. Raises OptionError."""
 
-    conversations: int = 8
-    turns: int = 20  # median
-    scale: float = 0.02  # lengths, against the corpus
+    conversations: int = 2
+    turns: int = 8  # median
+    scale: float = 0.01  # lengths, against the corpus
     prefix: int = 24_000  # tokens of tools and system at scale 1
     seed: int = 1
 
