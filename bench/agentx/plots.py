@@ -91,14 +91,13 @@ def lanes(axes: Axes, records: Sequence[Record]) -> None:
 
 def cached_share(axes: Axes, done: Sequence[Record], name: str = "cached", *, ceiling: bool = True) -> None:
     """The share of prompt tokens from cache as requests ended, over the last WINDOW of them."""
-    if done:
-        times = [record.start + (record.end or 0) for record in done]
-        prompts = [record.prompt_tokens for record in done]
-        axes.plot(times, _rolling([record.cached_tokens for record in done], prompts), label=name)
-        if ceiling:
-            pages = _rolling([record.shared_pages for record in done], [record.sent_tokens for record in done])
-            axes.plot(times, pages, linestyle="--", color="gray", label="ceiling by pages sent")
-            axes.legend()
+    times = [record.start + (record.end or 0) for record in done]
+    prompts = [record.prompt_tokens for record in done]
+    axes.plot(times, _rolling([record.cached_tokens for record in done], prompts), label=name)
+    if ceiling:
+        pages = _rolling([record.shared_pages for record in done], [record.sent_tokens for record in done])
+        axes.plot(times, pages, linestyle="--", color="gray", label="ceiling by pages sent")
+        axes.legend()
     axes.set_xlabel("s")
     axes.set_ylabel(f"cached share, last {WINDOW} requests")
     axes.set_ylim(0, 1.02)
