@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
@@ -43,7 +44,7 @@ from bench.agentx.record import Record, RunFile, save, saved
 from bench.agentx.replay import Replay
 from bench.agentx.sent import Local
 from bench.agentx.session import Session, session_of
-from bench.agentx.settings import Other, Settings, parse
+from bench.agentx.settings import Settings, parse
 from bench.agentx.synthetic import Options, generate
 from bench.agentx.traces import Trace, read, write
 from bench.report import machine, report
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if other.write_traces is not None:
             write(traces, other.write_traces)
             return 0
-        return _replay(settings, other, traces)
+        return _replay(settings, traces)
     except (ReplayError, ServerError, DemoModelError) as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         return 2
@@ -77,7 +78,7 @@ def _traces(settings: Settings) -> list[Trace]:
     return traces if settings.scale == 1 else [scaled(trace, settings.scale) for trace in traces]
 
 
-def _replay(settings: Settings, other: Other, traces: list[Trace]) -> int:
+def _replay(settings: Settings, traces: list[Trace]) -> int:
     local = Local(settings.tokenizer or demo_folder())
     # Traces are millions of numbers in lists; looking through them for garbage would hold the loop in mid-measurement.
     gc.collect()
@@ -89,21 +90,24 @@ def _replay(settings: Settings, other: Other, traces: list[Trace]) -> int:
         local.close()
         gc.unfreeze()
     found = results.summary(records, settings.ranks) | {"cut_turns": cut}
-    print(
-        f"seed {settings.seed}, model {settings.model}, {settings.lanes} lanes, at most {settings.max_context} tokens"
-    )
-    if cut:
-        print(f"{cut} turns were left out: their conversations had become longer than the context")
+    _publish(settings, traces, records, found)
+    return 1 if found["errors"] or not found["requests"] else 0
+
+
+def _publish(settings: Settings, traces: list[Trace], records: list[Record], found: dict[str, Any]) -> None:
+    """On the terminal, and into the files that were asked for."""
+    print(f"model {settings.model}, context {settings.max_context}, lanes {settings.lanes}, seed {settings.seed}")
+    if found["cut_turns"]:
+        print(f"{found['cut_turns']} turns were left out: their conversations had become longer than the context")
     print(*results.drift_lines(found), sep="\n")
     digest = hashlib.sha256(b"".join(map(msgspec.json.encode, traces))).hexdigest()
-    public = settings.public() | {"traces": f"{settings.traces or 'synthetic ' + settings.synthetic} {digest[:16]}"}
+    public = settings.public() | {"digest": digest[:16]}
     report(NAME, results.rows(found), settings=public, summary=found)
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     if settings.json is not None:
         save(settings.json, RunFile(date=date, machine=machine(), settings=public, summary=found, records=records))
     if settings.plots is not None:
         plots.draw(records, settings.plots, f"{settings.model}, lanes: {settings.lanes}, {date}")
-    return 1 if found["errors"] or not found["requests"] else 0
 
 
 @contextmanager

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bench.agentx.plots import draw_two
 from bench.agentx.record import RunFile
 from bench.agentx.results import SPREADS, VALUES
 
-# What has to be equal, or figures compare different work.
-SAME_WORK = ("traces", "seed", "lanes", "speedup", "ignore_delays", "idle_cap", "scale", "max_context")
+# What has to be equal, or figures compare different work; `digest` stands for the traces.
+SAME_WORK: Final = (
+    "digest",
+    "seed",
+    "lanes",
+    "warmup",
+    "passes",
+    "duration",
+    "max_requests",
+    "speedup",
+    "ignore_delays",
+    "idle_cap",
+    "max_context",
+)
 
 
 def comparison(one: RunFile, other: RunFile) -> list[dict[str, object]]:
@@ -37,18 +49,18 @@ def draw(files: tuple[Path, Path], runs: tuple[RunFile, RunFile], folder: Path) 
     names = [f"{letter}: {file.stem}" for letter, file in zip("AB", files, strict=True)]
     lines = {str(line["figure"]): line for line in comparison(*runs)}
     titles = [
-        "time to first token" + _ratios(lines, "time to first token, s"),
-        "inter-token time" + _ratios(lines, "inter-token time, ms"),
+        "time to first token" + _ratios(lines, p50="time to first token, s p50", p90="time to first token, s p90"),
+        "inter-token time" + _ratios(lines, p50="inter-token time, ms p50", p90="inter-token time, ms p90"),
         "cached share" + "".join(f", {letter} {_percent(run)}" for letter, run in zip("AB", runs, strict=True)),
-        "requests done" + _ratios(lines, "requests per hour", ""),
+        "requests done" + _ratios(lines, rate="requests per hour"),
     ]
     return draw_two([(name, run.records) for name, run in zip(names, runs, strict=True)], folder, titles)
 
 
-def _ratios(lines: Mapping[str, Mapping[str, object]], figure: str, *quantiles: str) -> str:
-    """How many times A's figures B's are, as far as both have them."""
-    found = ((name, lines.get(f"{figure} {name}".strip(), {}).get("B/A")) for name in quantiles or ("p50", "p90"))
-    return "".join(f", {name} B/A {ratio:.3g}".replace("  ", " ") for name, ratio in found if isinstance(ratio, float))
+def _ratios(lines: Mapping[str, Mapping[str, object]], **figures: str) -> str:
+    """How many times A's figures B's are, where both have them."""
+    found = ((name, lines.get(figure, {}).get("B/A")) for name, figure in figures.items())
+    return "".join(f", {name} B/A {ratio:.3g}" for name, ratio in found if isinstance(ratio, float))
 
 
 def _percent(run: RunFile) -> str:
