@@ -18,7 +18,7 @@ from bench.agentx.errors import OptionError
 from bench.agentx.record import Record, saved
 from bench.agentx.settings import Settings, parse
 from bench.agentx.synthetic import Options, generate
-from bench.agentx.traces import Subagent, write
+from bench.agentx.traces import Subagent, read, write
 from bench.replay_agentx import main
 from tests.byte_tokenizer import write_model
 from tests.serving import ROOT, RunningServer
@@ -154,8 +154,11 @@ def test_two_runs_are_compared(flags: list[str], tmp_path: Path, capsys: pytest.
 
 
 def test_made_traces_can_be_written_and_read(tmp_path: Path) -> None:
-    assert main(["--synthetic", MADE, "--write-traces", str(tmp_path)]) == 0
-    assert len(list(tmp_path.glob("*.json"))) == 3
+    assert main(["--synthetic", MADE, "--write-traces", str(tmp_path / "all")]) == 0
+    assert read(tmp_path / "all") == generate(Options.parse(MADE))
+    assert main([str(tmp_path / "all"), "--sessions", "2", "--write-traces", str(tmp_path / "two")]) == 0
+    assert [trace.id for trace in read(tmp_path / "two")] == ["synthetic-0000", "synthetic-0001"]
+    assert Options.parse(Options(turns=3).text) == Options(turns=3)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_work(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is replayed").add_argument
     add("traces", type=Path, nargs="?", help="Weka traces: a .json or .jsonl file, or a folder of them")
-    add("--synthetic", default="", metavar="NAME=VALUE,...", help=f"made traces instead; default: {Options()}")
+    add("--synthetic", default="", metavar="NAME=VALUE,...", help=f"made traces instead; default: {Options().text}")
+    add("--sessions", type=int, default=Settings.sessions, metavar="N", help="read only so many traces; 0: all")
     add(
         "--scale",
         type=float,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import msgspec
@@ -77,6 +77,11 @@ class Options:
             raise OptionError(f"--synthetic scale={self.scale}: must be above 0 and at most 10")
         if self.prefix < 0:
             raise OptionError(f"--synthetic prefix={self.prefix}: must not be negative")
+
+    @property
+    def text(self) -> str:
+        """As `parse` reads it."""
+        return ",".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
     @classmethod
     def parse(cls, text: str) -> Options:
