@@ -29,6 +29,7 @@ from server.connection import serve
 from server.errors import ShuttingDownError
 from server.events import EventWriters
 from server.keys import KeyFileError, Keys
+from server.memory import keep_memory
 from server.metrics import Metrics
 from server.process import become_subreaper
 from server.rank import Rank
@@ -37,6 +38,7 @@ from server.services import Services
 from server.submit import Submitter
 from server.supervise import Supervisor
 from server.text import text_tools
+from server.tokenizer.encode import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ def run(config: Config) -> int:
 
 
 async def _serve(config: Config) -> int:
+    keep_memory()
     _raise_descriptor_limit()
     listener = _listen(config)
     become_subreaper()
@@ -107,9 +110,11 @@ class _Server:
         supervisor = Supervisor(self._config, self._ranks, self._metrics, self.fail, self._submitter.rank_lost)
         supervisor.start()
         try:
-            runner = await self._open(listener)
+            runner, encoder = await self._open(listener)
             watchers = [asyncio.create_task(self._announce(listener)), asyncio.create_task(self._watch_lag())]
             await self._stop.wait()
+            # Whatever is still text would find no rank: it is told so now, and nobody waits for the threads.
+            encoder.close()
             await self._drain()
             for watcher in watchers:
                 watcher.cancel()
@@ -118,7 +123,7 @@ class _Server:
             await supervisor.stop()
         return self._status
 
-    async def _open(self, listener: socket.socket) -> web.AppRunner:
+    async def _open(self, listener: socket.socket) -> tuple[web.AppRunner, Encoder]:
         text = await asyncio.to_thread(text_tools, self._config, self._metrics)
         writers = await asyncio.to_thread(EventWriters, text.tokenizer)
         services = Services(
@@ -136,7 +141,7 @@ class _Server:
         gc.collect()
         gc.freeze()
         await serve(runner, listener, self._tls, BACKLOG)
-        return runner
+        return runner, text.encoder
 
     async def _announce(self, listener: socket.socket) -> None:
         for rank in self._ranks:
