@@ -137,6 +137,7 @@ class _Server:
             shutdown_timeout=FAREWELL_S,
         )
         await runner.setup()
+        text.encoder.warm_up()  # in the loop's thread: it encodes short texts itself
         # What is loaded by now stays: collections need not walk it again, request after request.
         gc.collect()
         gc.freeze()

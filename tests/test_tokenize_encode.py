@@ -210,6 +210,16 @@ async def test_the_loop_turns_while_a_long_text_is_encoded(demo: Encoder) -> Non
     assert turns > 50
 
 
+def test_every_thread_has_encoded_before_it_gets_a_prompt(demo_tokenizer: TextTokenizer, watched: Watched) -> None:
+    encoder = Encoder(demo_tokenizer, watched)
+    encoder.warm_up()
+    encoder.close()
+    for thread in encoder._workers._threads:
+        thread.join(60)
+    names = [thread.name for thread in encoder._workers._threads]
+    assert sorted(watched.threads) == sorted([threading.current_thread().name, *names])
+
+
 async def test_an_error_in_the_thread_reaches_the_caller(demo: Encoder) -> None:
     with pytest.raises(EncodeError, match=r"U\+DFFF at character 200000"):
         await demo.encode_async("x" * 200_000 + "\udfff", True)

@@ -26,6 +26,8 @@ from server.tokenizer.workers import Workers
 
 # Encoding runs without the interpreter lock, but beyond a few threads it would only take cores from the engines.
 MAX_THREADS: Final = 4
+# For what a backend sets up in each thread that calls it: fastokens takes up to 30 ms for its first text there.
+FIRST_TEXT: Final = "The first text of a thread, with 1 or 2 words more."
 
 
 class Encoder:
@@ -52,7 +54,7 @@ class Encoder:
         self._observe = observe
         self.controls: Final = Controls(tokenizer.backend, self._added, independent=independent, every=every_control)
         self._plain = HfBackend(tokenizer.backend)
-        self._workers = Workers(min(MAX_THREADS, len(os.sched_getaffinity(0))), "encode")
+        self._workers = Workers(min(MAX_THREADS, len(os.sched_getaffinity(0))), "encode", self._encode_first)
         self._parts = Parts(self._added, self._workers) if independent else None
         self._lane = self._lane_of(backend or self._plain)
         self.verifier: Final = Verifier(self._plain, self._added, self._distrust, verify_rate, log_prompts=log_prompts)
@@ -96,6 +98,11 @@ class Encoder:
         work = partial(self._finish, lane, begun, add_special_tokens, started)
         return await asyncio.wrap_future(self._workers.submit(work))
 
+    def warm_up(self) -> None:
+        """Start all threads, and encode once in each and in the caller's, so that no prompt pays for it."""
+        self._workers.start()
+        self._encode_first()
+
     def close(self) -> None:
         """Fail the texts that are encoded or wait for a thread. A thread ends after the text it is at."""
         self._workers.close()
@@ -114,6 +121,9 @@ class Encoder:
             self.verifier.offer(lane.backend, text, ids, self._frame if add_special_tokens else None)
         self._observe(lane.backend.name, time.perf_counter() - started, len(ids))
         return ids
+
+    def _encode_first(self) -> None:
+        self._lane.backend.encode(FIRST_TEXT)
 
     def _lane_of(self, backend: Backend) -> Lane:
         return Lane(backend, self._frame, self._added, self.controls, self._parts)

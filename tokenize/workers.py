@@ -22,9 +22,11 @@ T = TypeVar("T")
 class Workers:
     """At most `size` threads, started as they are needed. Thread-safe."""
 
-    def __init__(self, size: int, name: str) -> None:
+    def __init__(self, size: int, name: str, first: Callable[[], object] = lambda: None) -> None:
+        """`first` is what each thread does when it starts."""
         self._size: Final = size
         self._name: Final = name
+        self._first: Final = first
         self._changed: Final = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._waiting: deque[_Task] = deque()
@@ -49,6 +51,12 @@ class Workers:
                 self._put(task)
         return [task.future for task in tasks]
 
+    def start(self) -> None:
+        """Start all threads now."""
+        with self._changed:
+            while len(self._threads) < self._size and not self._closed:
+                self._add()
+
     def close(self) -> None:
         """Fail all that waits or runs; threads end after what they are at."""
         with self._changed:
@@ -63,11 +71,15 @@ class Workers:
         self._waiting.append(task)
         self._changed.notify()
         if len(self._threads) < min(self._size, len(self._running) + len(self._waiting)):
-            name = f"{self._name}_{len(self._threads)}"
-            self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
-            self._threads[-1].start()
+            self._add()
+
+    def _add(self) -> None:
+        name = f"{self._name}_{len(self._threads)}"
+        self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+        self._threads[-1].start()
 
     def _serve(self) -> None:
+        self._first()
         while (task := self._next()) is not None:
             task.run()
             with self._changed:
