@@ -174,8 +174,11 @@ class Planner:
 
     def drop_rank(self, rank: int) -> None:
         """Its process is gone: nobody reads or writes the slots of its plans any more."""
-        for hold in [hold for hold in self._holds.values() if hold.rank == rank]:
-            self._end(hold)
+        lost = [hold for hold in self._holds.values() if hold.rank == rank]
+        for hold in lost:
+            self._close(hold)
+        for hold in lost:  # who was waiting may plan at once, and then finds all of it free
+            self._tell(hold)
 
     # ---- the whole ----
 
@@ -201,10 +204,13 @@ class Planner:
         return hold
 
     def _end(self, hold: Hold) -> None:
+        self._close(hold)
+        self._tell(hold)
+
+    def _close(self, hold: Hold) -> None:
         del self._holds[hold.name]
         hold.close()
         self.rank_counts(hold.rank).inflight -= 1
-        self._tell(hold)
 
     def _tell(self, hold: Hold) -> None:
         waiters, hold.waiters = hold.waiters, []
