@@ -24,6 +24,7 @@ from hicache.memo import Memo
 from hicache.pages import NO_PARENT, NO_SLOTS, NO_STATE, Ids
 from hicache.scrub import Scrubber
 from hicache.shape import PoolShape
+from hicache.states import NOBODY
 from ipc.messages import CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored
 
 __all__ = ["Look", "Planner", "PoolShape", "RankCounts", "Reason", "Rules"]
@@ -171,6 +172,12 @@ class Planner:
             self._end(hold)
             return None
         return CacheStore(hold.name, keys[found * KEY_BYTES :], hold.slots.astype(np.uint32).tobytes())
+
+    def storing(self, parent: bytes) -> int | None:
+        """The plan that is storing the page of this key: an offer behind it is declined until that has `settled`."""
+        slot = self.index.locate(parent)
+        owner = int(self.index.pages.owner[slot]) if slot != NO_PARENT else NOBODY
+        return None if owner == NOBODY else owner
 
     def drop_rank(self, rank: int) -> None:
         """Its process is gone: nobody reads or writes the slots of its plans any more."""
