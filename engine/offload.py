@@ -101,7 +101,8 @@ class Offload:
         if prefix.started:
             return
         prefix.started = True
-        if self._copying is not None and prefix.plan.reuse and prefix.wants_load(self._has_states):
+        if prefix.plan.reuse and prefix.wants_load(self._has_states):
+            assert self._copying is not None
             prefix.loading = True
             row = state_row(len(prefix.slots)) if state_row is not None else -1
             self._copying.loads.add(Load(prefix, table, row))
@@ -116,12 +117,13 @@ class Offload:
         prefix.computed = True
         self._know(prefix, prefix.prompt, blocks)
         plan = prefix.plan
-        if self._copying is not None and stores_anything(plan):
+        if stores_anything(plan):
+            assert self._copying is not None
             slots = np.frombuffer(plan.store, "<u4")
             stored = blocks[plan.store_from : plan.store_from + len(slots)]
             # States before the one it began with have never been on the device.
-            states = [state for state in plan.store_states if state_row is not None and state[0] >= prefix.pages]
-            rows = np.array([state_row(pages) for pages, _ in states] if state_row else [], np.int32)
+            states = [state for state in plan.store_states if state[0] >= prefix.pages] if state_row is not None else []
+            rows = np.array([state_row(pages) for pages, _ in states] if state_row is not None else [], np.int32)
             state_slots = np.array([slot for _, slot in states], np.uint32)
             self._copying.stores.add(Store(plan.plan, stored, slots, state_slots, rows))
 
@@ -189,9 +191,10 @@ class Offload:
         if self._copying is None or not self._copying.stores:
             return False
         before = len(self._copying.stores)
+        self._store(self._copying, self._copying.stores.next_pages)
         while len(self._copying.stores) == before:
-            self._store(self._copying, self._copying.stores.next_pages)
-            self.rest()
+            time.sleep(TICKET_PAUSE_S)
+            self._store(self._copying, 0)
         return True
 
     def rest(self) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hicache.faults import Faults
+from hicache.transfer import CpuTransfer, Ticket, TransferError
 from ipc.messages import CacheLoaded
-from tests.offload_device import Device, answers_to_the_end, device_of, keys_of, plan_of, prompt
+from tests.offload_device import PAGE_BYTES, Device, answers_to_the_end, device_of, keys_of, plan_of, prompt
 
 
 def sums_of(device: Device, slots: list[int]) -> Any:
@@ -103,3 +106,89 @@ def test_a_bad_state_or_page_behind_shared_ones_undoes_the_whole_hit(harm: str) 
         assert device.answers()[-1] == CacheLoaded(2, bad=1 if harm == "page" else 2)
         first.leave()
         second.leave()
+
+
+class LateTransfer(CpuTransfer):
+    """Copies are over when the test says so, as on a card; the next `broken` ones fail."""
+
+    over = False
+    broken = 0
+
+    def done(self, ticket: Ticket) -> bool:
+        if self.broken:
+            self.broken -= 1
+            raise TransferError("the card fell off the bus")
+        return self.over
+
+
+@contextmanager
+def late_device() -> Iterator[tuple[Device, LateTransfer]]:
+    with device_of() as device:
+        late = LateTransfer(device.pages, None, device.pool)
+        late.bytes_per_second = 1.0
+        device.transfer.close()
+        device.transfer = late
+        device.offload.attach(late, PAGE_BYTES)
+        yield device, late
+
+
+def test_host_pages_are_let_go_only_when_the_device_has_read_them() -> None:
+    tokens = prompt(2)
+    with late_device() as (device, late):
+        one = device.admit(tokens, plan_of(tokens, load=[7, 8]))
+        assert one.load_to_the_end() == 1  # what is queued behind the loads on the device may go on
+        gone = device.admit(tokens, plan_of(tokens, 2, load=[7]))
+        one.leave()
+        gone.leave()
+        assert device.answers() == [CacheLoaded(2, device_tokens=256)]
+        for _ in range(3):
+            device.offload.pump(decoding=False)
+            device.offload.rest()
+            assert device.answers() == []
+            assert device.offload.busy
+        late.over = True
+        assert device.answers() == [CacheLoaded(1, host_tokens=256)]
+
+
+def test_blocks_are_held_until_their_copies_are_over() -> None:
+    tokens = prompt(4)
+    with late_device() as (device, late):
+        one = device.admit(tokens, plan_of(tokens, store=[1, 2, 3]))
+        one.compute()
+        one.leave()
+        for _ in range(6):
+            device.offload.pump(decoding=True)
+            device.offload.rest()
+        assert device.answers() == [CacheLoaded(1)]
+        assert device.blocks.used == 3
+        late.over = True
+        (stored,) = answers_to_the_end(device)
+        assert stored.pages == 3
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_a_copy_that_fails_late_ends_its_store_and_no_other(steps: int) -> None:
+    tokens = prompt(4)
+    with late_device() as (device, late):
+        one = device.admit(tokens, plan_of(tokens, store=[1, 2, 3]))
+        one.compute()
+        one.leave()
+        for _ in range(steps):
+            device.offload.pump(decoding=True)
+        late.broken = 1
+        device.offload.pump(decoding=True)
+        device.offload.pump(decoding=True)
+        late.over = True
+        events = answers_to_the_end(device)
+        assert [event.plan for event in events] == [1, 1]
+        assert (events[1].pages, events[1].error) == (0, "the card fell off the bus")
+
+
+def test_a_fence_that_fails_holds_nothing_up() -> None:
+    tokens = prompt(2)
+    with late_device() as (device, late):
+        one = device.admit(tokens, plan_of(tokens, load=[7]))
+        late.broken = 1
+        one.load_to_the_end()
+        assert device.answers() == [CacheLoaded(1, host_tokens=128)]
+        one.leave()

@@ -123,11 +123,12 @@ def test_a_turn_hits_on_another_engine_than_stored_it(model: Path, stateful: boo
         assert server.hit(0) == (0, 640 if stateful else 768)
 
 
-@pytest.mark.parametrize("harm", ["page", "state"])
+HARMS = [("page", False), ("page", True), ("state", True)]
+
+
+@pytest.mark.parametrize(("harm", "stateful"), HARMS)
 def test_a_wrong_byte_on_the_host_changes_the_answer(model: Path, stateful: bool, harm: str) -> None:
     """The negative control: what is loaded is what is answered from."""
-    if harm == "state" and not stateful:
-        pytest.skip("no states")
     with served(model, stateful=stateful) as server:
         prompt = list(range(200)) * 4
         server.submit(0, request(0, prompt))
@@ -138,10 +139,8 @@ def test_a_wrong_byte_on_the_host_changes_the_answer(model: Path, stateful: bool
         assert run(server, 0)[0] != first
 
 
-@pytest.mark.parametrize("harm", ["page", "state"])
+@pytest.mark.parametrize(("harm", "stateful"), HARMS)
 def test_a_wrong_byte_that_a_checksum_shows_does_not(model: Path, stateful: bool, harm: str) -> None:
-    if harm == "state" and not stateful:
-        pytest.skip("no states")
     with served(model, stateful=stateful, verify_loads=True) as server:
         prompt = list(range(200)) * 4
         server.submit(0, request(0, prompt))

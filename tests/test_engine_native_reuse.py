@@ -100,7 +100,7 @@ class Rank:
         return spans
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(arrivals, st.integers(1, 6), st.integers(1, 400))
 def test_every_request_ends_and_every_plan_is_answered(plan: list[Arrival], max_num_seqs: int, budget: int) -> None:
     device = Device(POOL)
