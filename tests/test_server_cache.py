@@ -10,14 +10,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import server.submit
 from hicache.keys import PAGE_TOKENS, extend
 from ipc.messages import CacheForget, CacheLoaded, CacheOffer, CacheStore, CacheStored, Event, Sampling, Submit
 from server.cache import Cache
 from server.errors import OverloadedError, RankLostError
+from server.rank import STEPS_AHEAD
 from server.stream import TokenStream
 from server.trust import MAX_FAULTS, State
 from tests.cached_ranks import CachedRanks, cached_ranks, prompt, slots
-from tests.rank_pair import NO_RECORDS, SHAPE
+from tests.rank_pair import NO_RECORDS, SHAPE, STEP_TOKENS, until
 
 
 @pytest.fixture
@@ -50,6 +52,24 @@ async def test_a_following_turn_loads_what_the_turn_before_stored(ranks: CachedR
     assert (second.reuse.host_tokens, second.reuse.why) == (3 * PAGE_TOKENS, "never_stored")
     assert (ranks.inflight(), ranks.pairs[0].rank.pending_tokens) == (0, 0)
     assert ranks.cache.cache_counts(0) == (9 * PAGE_TOKENS, 0, 3 * PAGE_TOKENS)
+
+
+async def test_who_waits_in_line_is_let_in_once_its_pages_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.submit, "LOOK_INTERVAL_S", 0.0)
+    with cached_ranks() as ranks:
+        rank = ranks.pairs[0].rank
+        rank.promise(STEP_TOKENS * STEPS_AHEAD)  # others' work: whoever comes now waits
+        first, second = (asyncio.create_task(ask(ranks, 20.5)) for _ in range(2))
+        await until(lambda: ranks.submitter.waiting(0)[0] == 2)
+        rank.forget(STEP_TOKENS * STEPS_AHEAD)
+        rank.promise(STEP_TOKENS * STEPS_AHEAD - 21 * PAGE_TOKENS)  # room for one of them, uncached
+        rank.made_room()
+        await first
+        assert ranks.submitter.waiting(0)[0] == 1
+        rank.promise(20 * PAGE_TOKENS)
+        ranks.finish(ranks.submitted())
+        stream = await second
+        assert stream.prompt_tokens == PAGE_TOKENS // 2
 
 
 async def test_all_of_a_prompt_that_can_be_reused_says_so(ranks: CachedRanks) -> None:
