@@ -178,13 +178,11 @@ class Offload:
         """A step begins: carry on with copies, within this step's budget."""
         if self._copying is None:
             return
-        budget = self._copying.budget
-        budget.renew(decoding=decoding)
+        self._copying.budget.renew(decoding=decoding)
         if self._copying.busy:
             self._load(self._copying)
             # At least one page: loads must not hold up stores, which hold blocks that others wait for.
-            self._store(self._copying, max(1, budget.left))
-        budget.close()
+            self._store(self._copying, max(1, self._copying.budget.left))
 
     def relieve(self) -> bool:
         """Blocks are short: end the oldest store now. False: there is none."""
@@ -209,8 +207,9 @@ class Offload:
         return events
 
     def _load(self, copying: _Copying) -> None:
+        start = copying.budget.now()
         copied, ended = copying.loads.advance(copying.budget.left)
-        copying.budget.take(copied)
+        copying.budget.spend(copied, start)
         for load in ended:
             self._loaded(copying, load)
 
@@ -229,8 +228,9 @@ class Offload:
         self._loaded(self._copying, self._copying.loads.drop(prefix))
 
     def _store(self, copying: _Copying, pages: int) -> None:
+        start = copying.budget.now()
         begun, ended = copying.stores.advance(pages)
-        copying.budget.take(begun)
+        copying.budget.spend(begun, start)
         self._events += ended
 
     def _know(self, prefix: Prefix, tokens: Int32, blocks: list[int]) -> None:

@@ -61,6 +61,8 @@ class Account:
         if self._first is None and tokens:
             self._first = time.monotonic()
             self._metrics.ttft.observe(self._first - self.call.started)
+            if self._submitted is not None:
+                self._metrics.prefill_time.observe(self._first - self._submitted)
         self.completion_tokens += tokens
 
     def close(self, outcome: str) -> None:
@@ -118,5 +120,9 @@ class Account:
                 self._metrics.errors.inc()
             case _:
                 self._metrics.finished.inc()
+                if outcome == "length":
+                    self._metrics.cut_off.inc()
+                if self._first is not None:
+                    self._metrics.decode_time.observe(self.call.started + elapsed - self._first)
                 self._metrics.e2e.observe(elapsed)
                 self._metrics.output_length.observe(self.completion_tokens)

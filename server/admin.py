@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from server.body import read
 from server.errors import InvalidRequestError, health_response
 from server.fields import DetokenizeRequest, TokenizeRequest
+from server.metrics_compat import VllmMetrics
 from server.rank import Rank, RankState
 from server.services import CALL, SERVICES, Services
 
@@ -77,8 +78,18 @@ async def live(_: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """`GET /deepinfer/metrics`: Prometheus text."""
-    body = request.app[SERVICES].metrics.expose()
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return _prometheus(request.app[SERVICES].metrics.expose())
+
+
+async def vllm_metrics(request: web.Request) -> web.Response:
+    """`GET /metrics`, with `--metrics-compat vllm`: Prometheus text with vLLM's names."""
+    services = request.app[SERVICES]
+    name, waiting = services.config.served_model_name, services.submitter.waiting
+    return _prometheus(VllmMetrics(name, services.metrics, services.ranks, waiting).expose())
+
+
+def _prometheus(text: bytes) -> web.Response:
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def explain(request: web.Request) -> web.Response:

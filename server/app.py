@@ -57,6 +57,9 @@ def build(config: Config, services: Services) -> web.Application:
             post("/detokenize", admin.detokenize),
         ]
     )
+    if config.metrics_compat == "vllm":
+        # Not by default: benchmark tools scrape this path by themselves and refuse names they do not know.
+        app.add_routes([get("/metrics", admin.vllm_metrics)])
     return app
 
 

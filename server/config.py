@@ -26,6 +26,7 @@ ROUTINGS: Final = ("affinity", "least-loaded")
 RANK_FAILURES: Final = ("restart", "exit")
 TOKENIZER_BACKENDS: Final = ("auto", "fastokens", "segment", "hf")
 SPECIAL_TOKENS: Final = ("plain", "keep")
+METRICS_COMPAT: Final = ("none", "vllm")
 # Fields given by repeating a flag.
 LISTS: Final = ("api_key", "cors_origin")
 # DEEPINFER_ACCELERATOR -> torch device; unset looks for a GPU.
@@ -82,6 +83,7 @@ class Config:
     step_timeout: float = 300.0
     shutdown_timeout: float = 30.0
     log_interval_steps: int = 200
+    metrics_compat: str = "none"
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -94,6 +96,7 @@ class Config:
         _within("--tokenizer-verify-rate", self.tokenizer_verify_rate, 0, 1)
         _one_of("--routing", self.routing, ROUTINGS)
         _one_of("--on-rank-failure", self.on_rank_failure, RANK_FAILURES)
+        _one_of("--metrics-compat", self.metrics_compat, METRICS_COMPAT)
         _within("--dp", self.dp, 1, MAX_RANKS)
         _within("--port", self.port, 0, 65535)
         _within("--max-model-len", self.max_model_len, 0, 2**31 - 1)
@@ -175,6 +178,7 @@ _HELP: Final = {
     "step_timeout": "seconds one engine step may take before its rank counts as hung",
     "shutdown_timeout": "seconds running requests may take to end after SIGTERM",
     "log_interval_steps": "a log line every so many engine steps; 0 is never",
+    "metrics_compat": "vllm: the metrics under vLLM's names too, at /metrics; none: nothing there",
 }
 
 
@@ -201,7 +205,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     choices = {"engine": ENGINES, "dtype": DTYPES, "thinking_mode": THINKING_MODES, "routing": ROUTINGS}
     choices |= {"on_rank_failure": RANK_FAILURES, "tokenizer_backend": TOKENIZER_BACKENDS}
-    choices["special_tokens_in_text"] = SPECIAL_TOKENS
+    choices |= {"special_tokens_in_text": SPECIAL_TOKENS, "metrics_compat": METRICS_COMPAT}
     for item in fields(Config):
         if item.name == "device":
             continue

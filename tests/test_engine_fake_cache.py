@@ -156,6 +156,23 @@ def test_a_wrong_byte_that_a_checksum_shows_does_not(model: Path, stateful: bool
         assert (event.device_tokens, event.host_tokens) == ((0, 0) if stateful else (256, 256))
 
 
+def test_one_whose_state_is_bad_computes_into_blocks_of_its_own(model: Path) -> None:
+    with served(model, stateful=True, engines=1, verify_loads=True) as server:
+        engine, prompt = server.engines[0], list(range(200)) * 4
+        server.submit(0, request(0, prompt))
+        run(server, 0)
+        server.submit(0, request(1, prompt, 500))  # holds eleven blocks, five of them for others to share
+        for _ in range(5):
+            server.step(0)
+        assert server.hit(1) == (640, 0)
+        server.harm(states=True)
+        server.submit(0, request(2, prompt, 20))
+        for _ in range(3):
+            server.step(0)
+        assert (server.loaded[2, 1].bad, engine.stats().blocks_used) == (5, 11 + 7)
+        run(server, 0)
+
+
 @pytest.mark.parametrize(
     "fault", ["load_error_every=2", "store_error_every=2", "short_copy_every=3", "flip_byte_every=3"]
 )

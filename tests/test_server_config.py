@@ -32,7 +32,7 @@ FLOATS = [
     ("--step-timeout", 1.0, 86400.0),
     ("--shutdown-timeout", 0.0, 86400.0),
 ]
-CHOICES = ["--engine", "--dtype", "--thinking-mode", "--routing", "--on-rank-failure"]
+CHOICES = ["--engine", "--dtype", "--thinking-mode", "--routing", "--on-rank-failure", "--metrics-compat"]
 
 
 def config_of(*argv: str, **environ: str) -> Config:
