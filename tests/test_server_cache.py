@@ -12,7 +12,17 @@ import pytest
 
 import server.submit
 from hicache.keys import PAGE_TOKENS, extend
-from ipc.messages import CacheForget, CacheLoaded, CacheOffer, CacheStore, CacheStored, Event, Sampling, Submit
+from ipc.messages import (
+    CacheForget,
+    CacheLoaded,
+    CacheOffer,
+    CachePlan,
+    CacheStore,
+    CacheStored,
+    Event,
+    Sampling,
+    Submit,
+)
 from server.cache import Cache
 from server.errors import OverloadedError, RankLostError
 from server.rank import STEPS_AHEAD
@@ -125,24 +135,53 @@ async def test_a_full_ring_leaves_no_plan_behind(ranks: CachedRanks) -> None:
     assert (ranks.inflight(), usage.pages_used) == (0, 0)
 
 
-async def test_the_pages_of_an_answer_are_stored_as_the_rank_offers_them(ranks: CachedRanks) -> None:
-    await ask(ranks, 1.5)
-    submit = ranks.submitted()
-    plan = ranks.finish(submit)
+def offer_behind(ranks: CachedRanks, plan: CachePlan) -> CacheOffer:
+    """The rank offers the second and third page of a prompt whose first it had computed."""
     whole = prompt(3)
     keys = extend(plan.root, whole.ids)
     offer = CacheOffer(keys[:16], keys[16:], whole.ids[PAGE_TOKENS:].astype("<i4").tobytes())
     ranks.pairs[0].engine.publish(NO_RECORDS, [offer])
     ranks.drain()
+    return offer
+
+
+async def test_the_pages_of_an_answer_are_stored_as_the_rank_offers_them(ranks: CachedRanks) -> None:
+    await ask(ranks, 1.5)
+    plan = ranks.finish(ranks.submitted())
+    offer = offer_behind(ranks, plan)
     (command,) = ranks.pairs[0].commands()
     assert isinstance(command, CacheStore)
-    assert (command.keys, slots(command.store)) == (keys[16:], 2)
+    assert (command.keys, slots(command.store)) == (offer.keys, 2)
     stored = CacheStored(command.plan, 2, np.zeros(2, np.uint64).tobytes())
     ranks.pairs[0].engine.publish(NO_RECORDS, [stored])
     ranks.drain()
     turn = await serve(ranks, 3.5)
     assert turn.reuse.host_tokens == 3 * PAGE_TOKENS
     assert ranks.inflight() == 0
+
+
+async def test_an_offer_waits_for_the_pages_before_it(ranks: CachedRanks) -> None:
+    await ask(ranks, 1.5)
+    plan = ranks.submitted().cache
+    assert plan is not None
+    offer_behind(ranks, plan)
+    assert ranks.pairs[0].commands() == []
+    ranks.store(plan)
+    (command,) = ranks.pairs[0].commands()
+    assert isinstance(command, CacheStore)
+
+
+async def test_an_offer_of_a_rank_that_is_gone_holds_nothing(ranks: CachedRanks) -> None:
+    await ask(ranks, 1.5)
+    plan = ranks.submitted().cache
+    assert plan is not None
+    ranks.collectors[0].start()
+    offer_behind(ranks, plan)
+    ranks.collectors[0].stop()
+    ranks.cache.drop_rank(0)
+    usage = ranks.cache.usage()
+    assert usage is not None
+    assert (ranks.inflight(), usage.pages_used, ranks.pairs[0].commands()) == (0, 0, [])
 
 
 async def test_a_lost_rank_holds_its_pages_until_it_is_gone(ranks: CachedRanks) -> None:
@@ -265,7 +304,7 @@ async def test_without_a_pool_all_of_it_is_nothing() -> None:
     assert cache.trust.as_json() == {"state": "off", "reason": None}
     cache.loaded(0, CacheLoaded(1))
     cache.stored(0, CacheStored(1))
-    assert cache.offered(0, CacheOffer(b"", b"", b"")) is None
+    cache.offered(0, CacheOffer(b"", b"", b""), lambda command: pytest.fail("there is nothing to store into"))
     cache.drop_rank(0)
     settled = asyncio.Event()
     cache.settled(1, settled.set)
