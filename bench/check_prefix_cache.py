@@ -151,6 +151,8 @@ async def _read(answer: aiohttp.ClientResponse, started: float) -> tuple[str, li
     usage: dict[str, Any] = {}
     text, ttft_s = "", 0.0
     while (event := await answer.content.readuntil(b"\n\n")) != b"data: [DONE]\n\n":
+        if not event.startswith(b"data: "):  # a sign of life during a long prefill
+            continue
         chunk = msgspec.json.decode(event.removeprefix(b"data: "))
         if "error" in chunk:
             raise CheckError(chunk["error"]["message"])
