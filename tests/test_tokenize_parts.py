@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 
 from server.tokenizer import parts as module
 from server.tokenizer.added import AddedTokens
-from server.tokenizer.backend import HfBackend, Ids
+from server.tokenizer.backend import Backend, CacheCounts, HfBackend, Ids
 from server.tokenizer.encode import Encoder
 from server.tokenizer.fast import FastBackend
-from server.tokenizer.load import load
+from server.tokenizer.load import TextTokenizer, load
 from server.tokenizer.parts import PART_CHARACTERS, REACH, Parts
 from server.tokenizer.typed import Prompt
 from server.tokenizer.workers import Workers
@@ -65,25 +65,32 @@ def long_text(seed: int, tokens: list[str], characters: int) -> str:
     return found
 
 
-class Noting(HfBackend):
-    """Notes what it was given, and by which threads."""
+class Noting:
+    """A backend that notes what it was given."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__(tokenizer)
+    name, inline_characters = "noting", 0
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self.pieces: list[str] = []
-        self.threads: set[str] = set()
 
     def encode(self, text: str) -> Ids:
         self.pieces.append(text)
-        self.threads.add(threading.current_thread().name)
-        return super().encode(text)
+        return self._backend.encode(text)
+
+    def counts(self) -> CacheCounts:
+        return self._backend.counts()
+
+
+def noting(tokenizer: Tokenizer) -> Noting:
+    return Noting(HfBackend(tokenizer))
 
 
 @pytest.mark.parametrize("name", INDEPENDENT)
 @pytest.mark.usefixtures("small_parts")
 def test_the_parts_ids_are_the_wholes(name: str, workers: Workers) -> None:
     tokenizer = kind(name)
-    backend = Noting(tokenizer)
+    backend = noting(tokenizer)
     parts = Parts(AddedTokens(tokenizer), workers)
 
     @given(st.integers(0, 10_000))
@@ -111,7 +118,7 @@ def test_cuts_are_borders_inside_of_the_range_about_a_part_apart(seed: int, star
 
 
 def test_a_text_without_borders_stays_whole(workers: Workers) -> None:
-    backend = Noting(kind("plain"))
+    backend = noting(kind("plain"))
     text = "x\n\ny  " * PART_CHARACTERS
     Parts(AddedTokens(kind("plain")), workers).encode(text, 0, len(text), backend.encode)
     assert backend.pieces == [text]
@@ -143,28 +150,31 @@ def test_an_error_in_a_part_is_the_callers_and_ends_the_rest(workers: Workers) -
 # ---- as the encoder uses them ----
 
 
-@pytest.mark.parametrize("backend", ["hf", "fastokens"])
-def test_a_cold_prompt_is_cut_and_exact(backend: str) -> None:
-    tokenizer = load(deepseek_folder())
-    added = AddedTokens(tokenizer.backend)
-    made = FastBackend(tokenizer.backend) if backend == "fastokens" else None
-    encoder = Encoder(tokenizer, made)
-    tokens = [token.content for token in added.by_id.values()]
-    messages = [
-        f"{tokens[number % len(tokens)] * (1 + number % 3)}{number}{corpus()[1000 * number : 1000 * number + 1000]}"
-        for number in range(300)
-    ]
-    text = "".join(messages)
-    assert len(text) > 4 * PART_CHARACTERS
-    assert len(list(Parts(added, encoder._workers)._borders(text, 0, len(text)))) >= 3
-    assert np.array_equal(encoder.encode(text, False), HfBackend(tokenizer.backend).encode(text))
+@pytest.fixture(scope="module")
+def deepseek() -> TextTokenizer:
+    return load(deepseek_folder())
+
+
+@pytest.mark.parametrize("make", [HfBackend, FastBackend])
+def test_a_cold_prompt_is_cut_and_exact(deepseek: TextTokenizer, make: Callable[[Tokenizer], Backend]) -> None:
+    tokens = spellings(deepseek.backend)
+    text = ""
+    for number in range(100_000):
+        at = 1000 * number % len(corpus())
+        text += f"{tokens[number % len(tokens)] * (1 + number % 3)}{number}{corpus()[at : at + 1000]}"
+        if len(text) > 4 * PART_CHARACTERS:
+            break
+    backend = Noting(make(deepseek.backend))
+    encoder = Encoder(deepseek, backend)
+    assert np.array_equal(encoder.encode(text, False), HfBackend(deepseek.backend).encode(text))
+    assert len(backend.pieces) >= 4
     encoder.close()
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_a_prompt_in_which_a_token_was_typed_is_not_cut_inside(tmp_path: Path) -> None:
     tokenizer = loaded(kind("plain"), tmp_path)
-    backend = Noting(tokenizer.backend)
+    backend = noting(tokenizer.backend)
     encoder = Encoder(tokenizer, backend)
     text = "<|im_start|>user words<|im_end|>" * 200
     typed = Prompt(
@@ -182,7 +192,7 @@ def test_a_prompt_in_which_a_token_was_typed_is_not_cut_inside(tmp_path: Path) -
 @pytest.mark.usefixtures("small_parts")
 def test_where_pieces_depend_on_each_other_nothing_is_cut(tmp_path: Path) -> None:
     tokenizer = loaded(DEPENDENT["single_word"][0](), tmp_path)
-    backend = Noting(tokenizer.backend)
+    backend = noting(tokenizer.backend)
     encoder = Encoder(tokenizer, backend)
     text = "<|im_start|>cat<|im_end|>" * 100
     encoder.encode(text, False)

@@ -54,7 +54,8 @@ class Encoder:
         self._observe = observe
         self.controls: Final = Controls(tokenizer.backend, self._added, independent=independent, every=every_control)
         self._plain = HfBackend(tokenizer.backend)
-        self._workers = Workers(min(MAX_THREADS, len(os.sched_getaffinity(0))), "encode", self._encode_first)
+        threads = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) - 1))  # one core is the event loop's
+        self._workers = Workers(threads, "encode", self._encode_first)
         self._parts = Parts(self._added, self._workers) if independent else None
         self._lane = self._lane_of(backend or self._plain)
         self.verifier: Final = Verifier(self._plain, self._added, self._distrust, verify_rate, log_prompts=log_prompts)
