@@ -109,15 +109,12 @@ class PageIndex:
         pages = self.pages
         pins = pages.pins[path] - 1
         pages.pins[path] = pins
-        idle = path[pins == 0]
-        doomed = idle[pages.status[idle] == DOOMED]
-        self._evictable += len(idle) - len(doomed)
+        self._evictable += int(np.count_nonzero((pins == 0) & (pages.status[path] == READY)))
         last = int(path[-1])
         if used and pins[-1] == 0 and pages.status[last] == READY:
             self._idle.touch(last)
+        # If it is free now, this goes on with the page before it.
         self._rest(last)
-        for slot in doomed[::-1].tolist():
-            self._rest(slot)
 
     # ---- storing ----
 

@@ -156,6 +156,9 @@ def test_a_collision_of_keys_is_a_miss() -> None:
     assert index.match(MINE, keys[[0, 2]], ids_of("ac")).ready.tolist() == slots[:1]
     assert index.match(MINE, keys[[0, 0]], ids_of("aa")).ready.tolist() == slots[:1]
     assert not index.match(MINE, keys[1:], ids_of("bc")).ready.size
+    # The right page, but not behind the page that was found before it.
+    assert not index.match(MINE, keys[2:], ids_of("c"), after=slots[0]).ready.size
+    assert index.match(MINE, keys[2:], ids_of("c"), after=slots[1]).ready.tolist() == slots[2:]
 
 
 @pytest.mark.parametrize("at", [0, 63, 127])
