@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "page_copy.hpp"
+#include "page_stream.hpp"
+#include "page_sum.hpp"
 #include "team.hpp"
 
 namespace {
@@ -28,14 +30,11 @@ constexpr unsigned kMaxThreads = 1024;
 constexpr std::int64_t kTileBytes = 256 << 10;
 // Starting and joining a thread takes some 20 microseconds; this much memory takes ten times as long to copy.
 constexpr std::int64_t kBytesPerThread = 2 << 20;
+// From here on a copy goes around the caches: it would not be in them any more when somebody reads it, and a plain store
+// reads every line before it writes it.
+constexpr std::int64_t kStreamedBytes = 4 << 20;
 // One system call each.
 constexpr std::int64_t kPrefaultBytes = 64 << 20;
-
-constexpr int kLanes = 64;
-constexpr std::int64_t kStripe = kLanes * 8;
-constexpr std::uint64_t kMultiplier = 0x9E3779B97F4A7C15u;
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "checksums are defined over little-endian words");
 
 // ---- arguments ----
 
@@ -148,42 +147,18 @@ unsigned threads_for(std::int64_t bytes, int most) {
 
 // ---- work ----
 
+void plain_bytes(char* dst, const char* src, std::size_t size) { std::memcpy(dst, src, size); }
+
 void copy_rows(const Matrix& dst, const RowList& to, const Matrix& src, const RowList& from, int threads) {
+    const std::int64_t bytes = to.size() * dst.row_bytes;
     const std::int64_t tiles = to.size() * tiles_in_row(dst.row_bytes, kTileBytes);
-    run_jobs(tiles, threads_for(to.size() * dst.row_bytes, threads), false, [&](std::int64_t job, unsigned) {
+    const auto copy_bytes = bytes < kStreamedBytes ? plain_bytes : stream_bytes;
+    run_jobs(tiles, threads_for(bytes, threads), false, [&](std::int64_t job, unsigned) {
         const Tile tile = tile_at(job, dst.row_bytes, kTileBytes);
         const auto index = static_cast<std::size_t>(tile.index);
-        std::memcpy(dst.row(to.rows[index]) + tile.offset, src.row(from.rows[index]) + tile.offset,
-                    static_cast<std::size_t>(tile.size));
+        copy_bytes(dst.row(to.rows[index]) + tile.offset, src.row(from.rows[index]) + tile.offset,
+                   static_cast<std::size_t>(tile.size));
     });
-}
-
-inline std::uint64_t step(std::uint64_t state, std::uint64_t word) {
-    const std::uint64_t mixed = (state ^ word) * kMultiplier;
-    return (mixed << 31) | (mixed >> 33);
-}
-
-void add_stripe(std::uint64_t (&lanes)[kLanes], const char* stripe) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-        std::uint64_t word;
-        std::memcpy(&word, stripe + lane * 8, 8);
-        lanes[lane] = step(lanes[lane], word);
-    }
-}
-
-std::uint64_t sum_of(const char* row, std::int64_t size) {
-    std::uint64_t lanes[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<std::uint64_t>(lane + 1) * kMultiplier;
-    std::int64_t at = 0;
-    for (; at + kStripe <= size; at += kStripe) add_stripe(lanes, row + at);
-    if (at < size) {
-        char rest[kStripe] = {};
-        std::memcpy(rest, row + at, static_cast<std::size_t>(size - at));
-        add_stripe(lanes, rest);
-    }
-    auto total = static_cast<std::uint64_t>(size);
-    for (const std::uint64_t lane : lanes) total = step(total, lane);
-    return total ^ (total >> 32);
 }
 
 // 0 or an errno.
@@ -237,8 +212,11 @@ PyObject* copy(PyObject*, PyObject* args) {
 
 PyObject* sums(PyObject*, PyObject* args) {
     PyObject *given, *given_rows, *given_out;
-    int threads;
-    if (!PyArg_ParseTuple(args, "OOOi:sums", &given, &given_rows, &given_out, &threads)) return nullptr;
+    int threads, level = 0;
+    if (!PyArg_ParseTuple(args, "OOOi|i:sums", &given, &given_rows, &given_out, &threads, &level)) return nullptr;
+    if (level < 0 || static_cast<std::size_t>(level) >= levels().size())
+        return PyErr_Format(PyExc_ValueError, "level %d is not one of %zu", level, levels().size());
+    const AddStripes add = levels()[static_cast<std::size_t>(level)].add;
     try {
         Matrix data;
         RowList rows;
@@ -254,7 +232,7 @@ PyObject* sums(PyObject*, PyObject* args) {
                                 (*out).shape[0]);
         Py_BEGIN_ALLOW_THREADS;
         run_jobs(rows.size(), threads_for(rows.size() * data.row_bytes, threads), false, [&](std::int64_t i, unsigned) {
-            const std::uint64_t sum = sum_of(data.row(rows.rows[static_cast<std::size_t>(i)]), data.row_bytes);
+            const std::uint64_t sum = sum_of(data.row(rows.rows[static_cast<std::size_t>(i)]), data.row_bytes, add);
             std::memcpy(out.bytes() + i * 8, &sum, 8);
         });
         Py_END_ALLOW_THREADS;
@@ -290,9 +268,16 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "hicache._copy", nullptr, 0, me
 
 PyMODINIT_FUNC PyInit__copy() {
     PyObject* module = PyModule_Create(&definition);
-    if (module != nullptr && PyModule_AddIntConstant(module, "MAX_THREADS", kMaxThreads) != 0) {
+    if (module == nullptr) return nullptr;
+    PyObject* names = PyTuple_New(static_cast<Py_ssize_t>(levels().size()));
+    for (std::size_t i = 0; names != nullptr && i < levels().size(); ++i)
+        PyTuple_SET_ITEM(names, static_cast<Py_ssize_t>(i), PyUnicode_FromString(levels()[i].name));
+    if (names == nullptr || PyModule_AddObjectRef(module, "LEVELS", names) != 0 ||
+        PyModule_AddIntConstant(module, "MAX_THREADS", kMaxThreads) != 0) {
+        Py_XDECREF(names);
         Py_DECREF(module);
         return nullptr;
     }
+    Py_DECREF(names);
     return module;
 }

@@ -66,9 +66,9 @@ extern "C" int deepinfer_page_copy_launch(void* dst, const std::uint32_t* dst_ro
     const std::int64_t tiles = rows * tiles_in_row(row_bytes, kTileBytes);
     if (tiles == 0) return cudaSuccess;
     const auto grid = static_cast<unsigned>(tiles < blocks ? tiles : blocks);
-    const Lists lists{static_cast<char*>(dst), dst_rows, static_cast<const char*>(src), src_rows};
-    copy_tiles<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(lists, tiles, row_bytes);
-    return cudaGetLastError();
+    Lists lists{static_cast<char*>(dst), dst_rows, static_cast<const char*>(src), src_rows};
+    void* arguments[] = {&lists, const_cast<std::int64_t*>(&tiles), &row_bytes};
+    return cudaLaunchKernel(copy_tiles, dim3{grid}, dim3{kThreads}, arguments, 0, static_cast<cudaStream_t>(stream));
 }
 
 extern "C" const char* deepinfer_page_copy_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }

@@ -39,7 +39,7 @@ def copy(dst: Any, dst_rows: Any, src: Any, src_rows: Any, threads: int) -> None
 
 
 def sums(buffer: Any, rows: Any, out: Any, threads: int) -> None:
-    """out[i] = checksum of buffer[rows[i]], as `csrc/page_copy.hpp` defines it. Raises ValueError."""
+    """out[i] = checksum of buffer[rows[i]], as `csrc/page_sum.hpp` defines it. Raises ValueError."""
     data = _matrix(buffer, "buffer")
     at = _rows(rows, len(data), "buffer")
     results = np.asarray(out)
@@ -61,11 +61,12 @@ def prefault(buffer: Any, threads: int) -> None:
 def _sums(data: npt.NDArray[np.uint8]) -> UInt64:
     """Checksums of all rows of `data`."""
     count, size = data.shape
-    words = np.zeros((count, -(-size // STRIPE) * STRIPE), np.uint8)
+    length = -(-size // STRIPE)
+    words = np.zeros((count, length * STRIPE), np.uint8)
     words[:, :size] = data
-    stripes = words.view("<u8").reshape(count, -1, LANES)
+    stripes = words.view("<u8").reshape(count, length, LANES)
     lanes = np.arange(1, LANES + 1, dtype=np.uint64) * MULTIPLIER + np.zeros((count, 1), np.uint64)
-    for stripe in range(stripes.shape[1]):
+    for stripe in range(length):
         lanes = _step(lanes, stripes[:, stripe])
     total = np.full(count, size, np.uint64)
     for lane in range(LANES):
@@ -74,7 +75,7 @@ def _sums(data: npt.NDArray[np.uint8]) -> UInt64:
 
 
 def _step(state: UInt64, word: UInt64) -> UInt64:
-    mixed = (state ^ word) * MULTIPLIER
+    mixed = (state ^ word ^ (word >> np.uint64(32))) * MULTIPLIER
     return (mixed << np.uint64(ROTATION)) | (mixed >> np.uint64(64 - ROTATION))
 
 

@@ -7,7 +7,8 @@ so loudly. Counts calls and pages, draws nothing at random, so that a failing te
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -18,6 +19,7 @@ from hicache.pool import HostPool
 from hicache.transfer import Blocks, Slots, Ticket, Transfer, TransferError, UInt64
 
 VARIABLE: Final = "DEEPINFER_CACHE_FAULTS"
+POLL_S: Final = 0.001
 
 log = logging.getLogger(__name__)
 
@@ -60,33 +62,18 @@ class FaultyTransfer:
         self.bytes_per_second = transfer.bytes_per_second
 
     def load(self, slots: Slots, blocks: Blocks) -> None:
-        self._before_load()
-        if self._is_short():
-            self._transfer.load(slots[: len(slots) // 2], blocks[: len(slots) // 2])
-            raise TransferError(f"short load of pages, as {VARIABLE} says")
-        self._transfer.load(slots, blocks)
+        self._load(self._transfer.load, slots, blocks)
 
     def store(self, blocks: Blocks, slots: Slots) -> Ticket:
-        self._before_store()
-        if self._is_short():
-            self._transfer.store(blocks[: len(slots) // 2], slots[: len(slots) // 2])
-            raise TransferError(f"short store of pages, as {VARIABLE} says")
+        ticket = self._store(self._transfer.store, blocks, slots)
         self._unsummed.update(slots.tolist())
-        return self._transfer.store(blocks, slots)
+        return ticket
 
     def load_states(self, slots: Slots, rows: Blocks) -> None:
-        self._before_load()
-        if self._is_short():
-            self._transfer.load_states(slots[: len(slots) // 2], rows[: len(slots) // 2])
-            raise TransferError(f"short load of states, as {VARIABLE} says")
-        self._transfer.load_states(slots, rows)
+        self._load(self._transfer.load_states, slots, rows)
 
     def store_states(self, rows: Blocks, slots: Slots) -> Ticket:
-        self._before_store()
-        if self._is_short():
-            self._transfer.store_states(rows[: len(slots) // 2], slots[: len(slots) // 2])
-            raise TransferError(f"short store of states, as {VARIABLE} says")
-        return self._transfer.store_states(rows, slots)
+        return self._store(self._transfer.store_states, rows, slots)
 
     def done(self, ticket: Ticket) -> bool:
         return self._transfer.done(ticket)
@@ -107,15 +94,29 @@ class FaultyTransfer:
         self._host_pages = np.empty((0, 0), np.uint8)
         self._transfer.close()
 
-    def _before_load(self) -> None:
+    def _load(self, load: Callable[[Slots, Blocks], None], slots: Slots, blocks: Blocks) -> None:
+        if not len(slots):
+            return load(slots, blocks)
         self._loads += 1
         if _falls_on(self._loads, self._faults.load_error_every):
             raise TransferError(f"failed load, as {VARIABLE} says")
+        if self._is_short():
+            load(slots[: len(slots) // 2], blocks[: len(slots) // 2])
+            raise TransferError(f"short load, as {VARIABLE} says")
+        return load(slots, blocks)
 
-    def _before_store(self) -> None:
+    def _store(self, store: Callable[[Blocks, Slots], Ticket], blocks: Blocks, slots: Slots) -> Ticket:
+        if not len(slots):
+            return store(blocks, slots)
         self._stores += 1
         if _falls_on(self._stores, self._faults.store_error_every):
             raise TransferError(f"failed store, as {VARIABLE} says")
+        if self._is_short():
+            half = store(blocks[: len(slots) // 2], slots[: len(slots) // 2])
+            while not self._transfer.done(half):
+                time.sleep(POLL_S)
+            raise TransferError(f"short store, as {VARIABLE} says")
+        return store(blocks, slots)
 
     def _is_short(self) -> bool:
         self._copies += 1

@@ -59,12 +59,12 @@ class Hold:
 
     def reserve_states(self, boundaries: Sequence[int]) -> list[tuple[int, int]]:
         """`(pages, state slot)` for those boundaries, in pages, that have none and whose pages are held."""
+        held, have = np.concatenate([self.path, self.slots]).tolist(), self.index.pages.state
+        # Chosen before the first is reserved: that may evict the state of another one of them.
+        lacking = [pages for pages in boundaries if pages <= len(held) and have[held[pages - 1]] == NO_STATE]
         reserved = []
-        held = np.concatenate([self.path, self.slots])
-        for pages in boundaries:
-            if pages > len(held) or self.index.pages.state[held[pages - 1]] != NO_STATE:
-                continue
-            page = int(held[pages - 1])
+        for pages in lacking:
+            page = held[pages - 1]
             slot = self.index.reserve_state(page, self.name)
             if slot == NO_STATE:
                 break
@@ -92,7 +92,8 @@ class Hold:
         self.storing = False
         pages = self.index.commit(self.slots, sums) if self.slots.size else 0
         done = 0
-        for slot, page in self.states.items():
+        # The last boundary comes last: it is the one most likely to be hit, and the last to be evicted.
+        for slot, page in reversed(self.states.items()):
             if self.index.pages.state[page] != slot:  # it went with its page
                 continue
             checksum = next((checksum for stored, checksum in states if stored == slot), None)

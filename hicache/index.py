@@ -78,12 +78,16 @@ class PageIndex:
         slots = slots[: self.pages.leading(slots, READY)]
         return self.pages.agreeing(slots, ids, root, NO_PARENT)
 
+    def locate(self, key: bytes) -> int:
+        """The slot of this key, ready or reserved; -1: there is none. See `find`."""
+        return int(self._buckets.find(key_words(key))[0])
+
     def find(self, key: bytes) -> Slots:
         """The path that ends with the page of this key; empty if there is none that is ready.
 
         Only for keys that a rank has from us: no tokens are compared.
         """
-        path = self.pages.path(int(self._buckets.find(key_words(key))[0]))
+        path = self.pages.path(self.locate(key))
         return path if self.pages.leading(path, READY) == len(path) else NO_SLOTS
 
     def keys(self, slots: Slots) -> bytes:
@@ -124,7 +128,7 @@ class PageIndex:
         """
         if len(ids) > self.room:
             return None
-        self._evict(len(ids) - self.pages.free_count)
+        self._evict(len(ids))
         slots = self.pages.take(len(ids))
         self.pages.write(slots, ids, root, parent, owner)
         self._buckets.insert(slots, keys)
@@ -224,21 +228,20 @@ class PageIndex:
         elif pages.status[slot] == DOOMED and pages.owner[slot] == NOBODY:
             self._give(np.array([slot], np.int32))
 
-    def _evict(self, count: int) -> None:
-        """Free that many pages; the caller knows that there are as many to evict.
+    def _evict(self, wanted: int) -> None:
+        """Make that many slots free; the caller knows that there is room.
 
         A page with children that comes first in the list is only taken off it: what hangs on it was used later, so it
         inherits that place when its last child goes.
         """
         pages = self.pages
-        while count > 0:
+        while (lacking := wanted - pages.free_count) > 0:
             oldest = self._idle.first()
             assert oldest >= 0
             self._idle.discard(oldest)
             if pages.pins[oldest] or pages.children[oldest]:
                 continue
-            slots = pages.climb(oldest, count, self._idle)
-            count -= len(slots)
+            slots = pages.climb(oldest, lacking, self._idle)
             self._evictable -= len(slots)
             self._buckets.remove(slots)
             self.evicted.add(self._buckets.keys[slots])

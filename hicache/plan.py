@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -23,25 +23,20 @@ from hicache.look import Look, Looker, Reason, Rules
 from hicache.memo import Memo
 from hicache.pages import NO_PARENT, NO_SLOTS, NO_STATE, Ids
 from hicache.scrub import Scrubber
+from hicache.shape import PoolShape
+from hicache.states import NOBODY
 from ipc.messages import CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored
 
 __all__ = ["Look", "Planner", "PoolShape", "RankCounts", "Reason", "Rules"]
 
 # States that one prompt stores: the boundaries nearest to its end, so that a follow-up that changes little of it hits.
 STATES_PER_PROMPT: Final = 4
+SUM_BYTES: Final = 8
+ID_BYTES: Final = 4
 # Roots whose chains may be continued by an offer: one a caller, so far more than are busy at a time.
 KNOWN_ROOTS: Final = 4096
 
 log = logging.getLogger(__name__)
-
-
-class PoolShape(NamedTuple):
-    """Sizes of the host pool that all ranks share."""
-
-    pages: int
-    page_bytes: int
-    states: int
-    state_bytes: int
 
 
 class Planner:
@@ -108,8 +103,9 @@ class Planner:
         return self._message(hold, look, states, reuse=reuse)
 
     def withdraw(self, plan_id: int) -> None:
-        """The plan was never sent."""
-        self._end(self._holds[plan_id])
+        """The plan was never sent. Does nothing if its rank was dropped meanwhile."""
+        if hold := self._holds.get(plan_id):
+            self._end(hold)
 
     def settled(self, plan_id: int, callback: Callable[[], None]) -> None:
         """Call back once that plan stores nothing any more, whatever came of it; at once if it is so already."""
@@ -136,9 +132,11 @@ class Planner:
         hold = self._holds.get(event.plan)
         if hold is None or hold.rank != rank or not hold.storing:
             return
-        counts, error, sums = self.rank_counts(rank), event.error, np.frombuffer(event.sums, np.uint64)
-        if len(sums) != event.pages or event.pages > len(hold.slots):
-            error, sums = f"{event.pages} pages with {len(sums)} sums for {len(hold.slots)} slots", NO_SUMS
+        counts, error, sums = self.rank_counts(rank), event.error, NO_SUMS
+        if len(event.sums) != SUM_BYTES * event.pages or event.pages > len(hold.slots):
+            error = f"{event.pages} pages with {len(event.sums)} bytes of sums for {len(hold.slots)} slots"
+        else:
+            sums = np.frombuffer(event.sums, np.uint64)
         if error:
             counts.errors += 1
             log.warning("rank %d could not store all of plan %d: %s", rank, event.plan, error)
@@ -153,15 +151,15 @@ class Planner:
 
     def offered(self, rank: int, event: CacheOffer) -> CacheStore | None:
         """Where the offered pages go; None: they are here or on their way, are too many, or nothing leads to them."""
-        ids = np.frombuffer(event.ids, np.int32)
-        keys = extend(event.parent, ids)
-        if not keys or keys != event.keys or self.rules.has_states:
+        keys = self._proven_keys(rank, event)
+        if not keys or self.rules.has_states:
             return None
         path = NO_SLOTS if event.parent in self._roots else self.index.find(event.parent)
         if not path.size and event.parent not in self._roots:
             return None
         after = int(path[-1]) if path.size else NO_PARENT
-        pages, words = ids[: len(keys) // KEY_BYTES * PAGE_TOKENS].reshape(-1, PAGE_TOKENS), key_words(keys)
+        pages = np.frombuffer(event.ids, np.int32)[: len(keys) // KEY_BYTES * PAGE_TOKENS].reshape(-1, PAGE_TOKENS)
+        words = key_words(keys)
         ready, reserved = self.index.match(event.parent, words, pages, after)
         found = len(ready)
         if found == len(pages):
@@ -175,10 +173,19 @@ class Planner:
             return None
         return CacheStore(hold.name, keys[found * KEY_BYTES :], hold.slots.astype(np.uint32).tobytes())
 
+    def storing(self, parent: bytes) -> int | None:
+        """The plan that is storing the page of this key: an offer behind it is declined until that has `settled`."""
+        slot = self.index.locate(parent)
+        owner = int(self.index.pages.owner[slot]) if slot != NO_PARENT else NOBODY
+        return None if owner == NOBODY else owner
+
     def drop_rank(self, rank: int) -> None:
         """Its process is gone: nobody reads or writes the slots of its plans any more."""
-        for hold in [hold for hold in self._holds.values() if hold.rank == rank]:
-            self._end(hold)
+        lost = [hold for hold in self._holds.values() if hold.rank == rank]
+        for hold in lost:
+            self._close(hold)
+        for hold in lost:  # who was waiting may plan at once, and then finds all of it free
+            self._tell(hold)
 
     # ---- the whole ----
 
@@ -204,10 +211,13 @@ class Planner:
         return hold
 
     def _end(self, hold: Hold) -> None:
+        self._close(hold)
+        self._tell(hold)
+
+    def _close(self, hold: Hold) -> None:
         del self._holds[hold.name]
         hold.close()
         self.rank_counts(hold.rank).inflight -= 1
-        self._tell(hold)
 
     def _tell(self, hold: Hold) -> None:
         waiters, hold.waiters = hold.waiters, []
@@ -229,6 +239,17 @@ class Planner:
             counts.store_no_room += 1
         elif hold.parent == NO_PARENT:
             self._looker.first_pages.add(pages[0], int(hold.slots[0]))
+
+    def _proven_keys(self, rank: int, event: CacheOffer) -> bytes:
+        """The keys of an offer, if they are what its tokens make them."""
+        keys = b""
+        if len(event.parent) == KEY_BYTES and len(event.ids) % ID_BYTES == 0:
+            keys = extend(event.parent, np.frombuffer(event.ids, np.int32))
+        if keys and keys == event.keys:
+            return keys
+        self.rank_counts(rank).errors += 1
+        log.warning("rank %d offered %d bytes of ids with keys that do not fit them", rank, len(event.ids))
+        return b""
 
     def _boundaries(self, tokens: int) -> list[int]:
         """Boundaries whose states a prompt stores, in pages, the last one first: the one most likely to be hit."""

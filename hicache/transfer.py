@@ -28,6 +28,7 @@ Blocks = npt.NDArray[np.int32]
 
 # What a start-up probe copies: long enough to be measured, some milliseconds at most.
 PROBE_BYTES: Final = 8 << 20
+PROBE_ROWS: Final = 1024
 PROBE_TURNS: Final = 4
 
 
@@ -42,7 +43,8 @@ class Ticket:
 class Transfer(Protocol):
     """Rows between device and host: `slots` are host rows, `blocks` (or `rows`, of states) device rows, k each.
 
-    All methods raise TransferError: for rows that do not exist before anything is copied.
+    All methods raise TransferError: for rows that do not exist, before anything is copied; and where a copy fails on
+    the way, after nothing of it is under way any more.
     """
 
     bytes_per_second: float
@@ -135,9 +137,10 @@ def host_sums(memory: UInt8, slots: Slots, threads: int) -> UInt64:
 
 
 def measure(row_bytes: int, threads: int) -> float:
-    """Bytes a second of copies between rows of that size, on memory of its own; the best of a few."""
-    count = max(1, PROBE_BYTES // row_bytes)
-    src, dst = np.ones((count, row_bytes), np.uint8), np.ones((count, row_bytes), np.uint8)
+    """Bytes a second of copies between rows of that size (or parts of larger ones), on memory of its own."""
+    size = min(row_bytes, PROBE_BYTES)
+    count = min(PROBE_BYTES // size, PROBE_ROWS)
+    src, dst = np.ones((count, size), np.uint8), np.ones((count, size), np.uint8)
     order = np.arange(count, dtype=np.uint32)
     times = []
     for _ in range(PROBE_TURNS):

@@ -66,8 +66,14 @@ class CudaRows:
             raise TransferError(f"{len(at)} source rows for {len(to)} destination rows")
         if len(np.unique(to)) != len(to):
             raise TransferError("a destination row is named twice")
-        if len(to):
+        if not len(to):
+            return
+        try:
             self._way.copy(dst, to, src, at)
+        except RuntimeError:
+            # Rows queued before the failure must not land when somebody else has them.
+            torch.cuda.current_stream(self._on_card.device).synchronize()
+            raise
 
 
 class CudaTransfer:

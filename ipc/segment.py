@@ -23,15 +23,11 @@ def _empty_file(label: str) -> int:
     return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
-def _seal(fd: int, size: int) -> None:
-    os.ftruncate(fd, size)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_SEAL)
-
-
 def _sealed_file(size: int, label: str) -> int:
     fd = _empty_file(label)
     try:
-        _seal(fd, size)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_SEAL)
     except OSError:
         os.close(fd)
         raise
@@ -111,10 +107,20 @@ class SegmentFile:
         if size <= 0:
             raise SegmentError(f"a segment cannot have {size} bytes")
         try:
-            _seal(self.fd, size)
+            os.ftruncate(self.fd, size)
+            segment = self._mapped(size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_SEAL)
         except OSError as error:
             raise SegmentError(f"cannot give the segment at fd {self.fd} {size} bytes: {error}") from error
-        return Segment.attach(self.fd, size)
+        return segment
+
+    def _mapped(self, size: int) -> Segment:
+        """Before it is sealed, so that a size that cannot be mapped can be taken back."""
+        try:
+            return Segment(self.fd, size, owner=False)
+        except OSError:
+            os.ftruncate(self.fd, 0)
+            raise
 
     def close(self) -> None:
         """Close the descriptor; mappings stay. Closing twice is nothing."""

@@ -98,7 +98,7 @@ class Account:
             "cached_tokens": self.cached_tokens,
             "cached_device": self._reuse.device_tokens,
             "cached_host": self._reuse.host_tokens,
-            "why_not_more": self._reuse.why,
+            "why_not_more": self._reuse.told,
             "load_error": self._reuse.error or None,
             "deferred": self._reuse.deferred,
             "waited_for_twin_s": self._reuse.waited_s,

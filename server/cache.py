@@ -11,36 +11,22 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from hicache import keys
 from hicache.plan import Look, Planner, RankCounts, Reason, Rules
-from hicache.plan import PoolShape as PlannedShape
 from hicache.shape import PoolShape
 from ipc.errors import IpcError
 from ipc.messages import CacheForget, CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored, Facts, PoolFds
 from server.pool import SharedPool
 from server.rank import Rank
 from server.reuse import FAILED, Reuse
+from server.trust import State, Trust
 from server.work import Work
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-# One fault may be bad luck; after three the memory, a rank or we cannot be trusted with what people asked.
-MAX_FAULTS: Final = 3
 _SECRET_BYTES: Final = 32
-
-
-class State(StrEnum):
-    """Whether prompts are looked up."""
-
-    OFF = "off"
-    STARTING = "starting"  # no rank has told the size of its pages yet
-    ON = "on"
-    DISABLED = "disabled"  # by faults, until the server is started again
 
 
 @dataclass(slots=True)
@@ -86,9 +72,7 @@ class Cache:
 
     def __init__(self, ranks: Sequence[Rank], pool: SharedPool | None = None, *, verify_loads: bool = False) -> None:
         """Without a pool it is off."""
-        self.state = State.OFF if pool is None else State.STARTING
-        self.reason = ""  # why it is disabled
-        self.on_disabled: Callable[[], None] = lambda: None
+        self.trust = Trust(State.OFF if pool is None else State.STARTING)
         self.tiers = [TierCounts() for _ in ranks]
         self._ranks = ranks
         self._pool = pool
@@ -96,13 +80,17 @@ class Cache:
         self._planner: Planner | None = None
         self._open: dict[int, _Open] = {}
         self._storing: dict[int, int] = {}  # plan -> its rank, until it has told what it stored
-        self.faults = 0
         self.scrubbed_pages = 0
         self._epoch = 0
         self._identity: tuple[bytes, ...] = ()
         self._keep_tokens = 1
         if pool is not None:
             pool.on_open = self.open
+
+    @property
+    def on(self) -> bool:
+        """Whether prompts are looked up."""
+        return self.trust.state is State.ON
 
     # ---- its start ----
 
@@ -120,21 +108,22 @@ class Cache:
         """The pool is there: look prompts up from now on."""
         rules = Rules(facts.keep_tokens, facts.first_state, facts.state_window, facts.state_bytes > 0)
         self._keep_tokens = facts.keep_tokens
-        self._planner = Planner(PlannedShape(*shape), rules, verify_loads=self._verify_loads)
+        self._planner = Planner(shape, rules, verify_loads=self._verify_loads)
         numbers = f"{facts.page_bytes} {facts.state_bytes} {facts.keep_tokens}"
         # The keys of one server process mean nothing to anybody else, so nobody can make two prompts meet.
         secret = secrets.token_bytes(_SECRET_BYTES)
         self._identity = (secret, facts.layout_digest.encode(), numbers.encode())
-        self.state = State.ON
+        self.trust.state = State.ON
 
     # ---- a request's way in ----
 
     def look(self, work: Work) -> Prospect:
         """What a prompt would find now. Takes nothing."""
         planner, tokens = self._planner, len(work.ids)
-        if planner is None or self.state is not State.ON:
-            return Prospect(tokens, Reuse(str(self.state)))
-        look = self._guarded("look", lambda: planner.look(self._root(work.caller), work.ids))
+        if planner is None or not self.on:
+            return Prospect(tokens, Reuse(str(self.trust.state)))
+        hint = work.caller.encode() + work.session
+        look = self.trust.guarded("look", lambda: planner.look(self._root(work.caller), work.ids, hint))
         if look is None:
             return Prospect(tokens, Reuse(FAILED))
         if not work.reuse:
@@ -144,15 +133,17 @@ class Cache:
     def plan(self, rank: int, prospect: Prospect, work: Work) -> CachePlan | None:
         """Pin what will be loaded and reserve what will be stored. The caller submits the plan or withdraws it."""
         planner, look = self._planner, prospect.look
-        if planner is None or look is None or self.state is not State.ON:
+        if planner is None or look is None:
             return None
-        plan = self._guarded("plan", lambda: planner.plan(rank, look, reuse=work.reuse))
+        if not self.on:  # any more
+            prospect.tokens, prospect.reuse.why = len(work.ids), str(self.trust.state)
+            return None
+        plan = self.trust.guarded("plan", lambda: planner.plan(rank, look, reuse=work.reuse))
         if plan is not None:
             # What was looked up may have been stored or evicted since.
             prospect.tokens, prospect.reuse.why = look.uncached_tokens, str(look.reason)
-            self._open[plan.plan] = _Open(
-                rank, len(work.ids), self._most(len(work.ids)), not work.reuse, prospect.reuse
-            )
+            opened = _Open(rank, len(work.ids), look.cached_tokens, not work.reuse, prospect.reuse)
+            self._open[plan.plan] = opened
             if plan.store or plan.store_states:
                 self._storing[plan.plan] = rank
         return plan
@@ -163,7 +154,7 @@ class Cache:
         self._open.pop(plan.plan, None)
         self._storing.pop(plan.plan, None)
         if planner is not None:
-            self._guarded("withdraw", lambda: planner.withdraw(plan.plan))
+            self.trust.guarded("withdraw", lambda: planner.withdraw(plan.plan))
 
     def owner(self, plan: int) -> int | None:
         """The rank that is storing for this plan; None once it has."""
@@ -182,33 +173,42 @@ class Cache:
         """A request knows what it reused."""
         opened = self._open.pop(event.plan, None)
         if opened is not None and event.device_tokens + event.host_tokens > opened.prompt_tokens:
-            self.fault(f"rank {rank} says that it reused more than a prompt has: {event}")
+            self.trust.fault(f"rank {rank} says that it reused more than a prompt has: {event}")
         elif opened is not None:
             self._count(opened, event)
         if event.error or event.bad >= 0:
-            self.fault(f"rank {rank} could not load pages: {event.error or 'a checksum is wrong'}")
+            self.trust.fault(f"rank {rank} could not load pages: {event.error or 'a checksum is wrong'}")
         planner = self._planner
         if planner is not None:
-            self._guarded("loaded", lambda: planner.loaded(rank, event))
+            self.trust.guarded("loaded", lambda: planner.loaded(rank, event))
 
     def stored(self, rank: int, event: CacheStored) -> None:
         """What a plan stored may be looked up, the rest of its slots is free."""
         self._storing.pop(event.plan, None)
         if event.error:
-            self.fault(f"rank {rank} could not store pages: {event.error}")
+            self.trust.fault(f"rank {rank} could not store pages: {event.error}")
         planner = self._planner
         if planner is not None:
-            self._guarded("stored", lambda: planner.stored(rank, event))
+            self.trust.guarded("stored", lambda: planner.stored(rank, event))
 
-    def offered(self, rank: int, event: CacheOffer) -> CacheStore | None:
-        """Slots for the pages of an answer; None where nothing is to be stored. Send it or withdraw it."""
+    def offered(self, rank: int, event: CacheOffer, send: Callable[[CacheStore], bool]) -> None:
+        """Send slots for the pages of an answer, once those before them are stored; a full ring loses them."""
         planner = self._planner
-        if planner is None or self.state is not State.ON:
-            return None
-        command = self._guarded("offered", lambda: planner.offered(rank, event))
-        if command is not None:
-            self._storing[command.plan] = rank
-        return command
+        if planner is None or not self.on:
+            return
+        before = self.trust.guarded("storing", lambda: planner.storing(event.parent))
+        if before is not None:
+            self.settled(before, lambda: self._answer(planner, rank, event, send))
+        else:
+            self._answer(planner, rank, event, send)
+
+    def _answer(self, planner: Planner, rank: int, event: CacheOffer, send: Callable[[CacheStore], bool]) -> None:
+        command = self.trust.guarded("offered", lambda: planner.offered(rank, event))
+        if command is None:
+            return
+        self._storing[command.plan] = rank
+        if not send(command):
+            self.withdraw(command)
 
     def drop_rank(self, rank: int) -> None:
         """Its process is gone: nobody reads or writes what it had pinned or reserved."""
@@ -216,25 +216,25 @@ class Cache:
         self._storing = {plan: owner for plan, owner in self._storing.items() if owner != rank}
         planner = self._planner
         if planner is not None:
-            self._guarded("drop_rank", lambda: planner.drop_rank(rank))
+            self.trust.guarded("drop_rank", lambda: planner.drop_rank(rank))
 
     # ---- checks in the background ----
 
     def next_to_scrub(self) -> tuple[int, int] | None:
         """Pin a page whose checksum is to be compared: (slot, checksum). Answer with `scrubbed`."""
         planner = self._planner
-        if planner is None or self.state is not State.ON:
+        if planner is None or not self.on:
             return None
-        return self._guarded("next_to_scrub", planner.scrub.next_to_scrub)
+        return self.trust.guarded("next_to_scrub", planner.scrub.next_to_scrub)
 
     def scrubbed(self, slot: int, *, right: bool) -> None:
         """The page was compared; a wrong one is found by nobody any more."""
         self.scrubbed_pages += 1
         if not right:
-            self.fault(f"the page in slot {slot} is not what was stored")
+            self.trust.fault(f"the page in slot {slot} is not what was stored")
         planner = self._planner
         if planner is not None:
-            self._guarded("scrubbed", lambda: planner.scrub.done(slot, right))
+            self.trust.guarded("scrubbed", lambda: planner.scrub.done(slot, right))
 
     # ---- what people see and do ----
 
@@ -249,13 +249,9 @@ class Cache:
                 except IpcError as error:  # the supervisor's to mend
                     log.warning("rank %d was not told to forget its pages: %s", rank.index, error)
         planner = self._planner
-        dropped = None if planner is None else self._guarded("reset", planner.reset)
+        dropped = None if planner is None else self.trust.guarded("reset", planner.reset)
         log.info("prefix cache reset: %d pages dropped", dropped or 0)
         return dropped or 0
-
-    def health(self) -> dict[str, str | None]:
-        """For `/health`."""
-        return {"state": str(self.state), "reason": self.reason or None}
 
     def counts(self, rank: int) -> RankCounts | None:
         """A rank's counters; None where there is no pool."""
@@ -273,24 +269,6 @@ class Cache:
             return None
         shape = planner.shape
         return Usage(planner.pages_used, shape.pages, planner.states_used, shape.states)
-
-    def fault(self, what: str) -> None:
-        """Something went wrong with cached pages; too often, and nobody gets any again."""
-        self.faults += 1
-        log.error("prefix cache fault %d of %d: %s", self.faults, MAX_FAULTS, what)
-        if self.faults >= MAX_FAULTS and self.state is not State.DISABLED:
-            self.state = State.DISABLED
-            self.reason = f"{MAX_FAULTS} faults, the last: {what}"
-            log.critical("the prefix cache is disabled until the server is started again: %s", self.reason)
-            self.on_disabled()
-
-    def _guarded(self, what: str, call: Callable[[], T]) -> T | None:
-        try:
-            return call()
-        except Exception as error:  # the cache's border: requests go on without it
-            log.exception("the prefix cache failed at %s", what)
-            self.fault(f"{what}: {type(error).__name__}: {error}")
-            return None
 
     def _why(self, opened: _Open) -> str:
         """Why no more than the rank has told was reused, where the plan's own reason no longer holds."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from server.cache import Cache, State
+from server.cache import Cache
 from server.rank import Rank
 from server.twins import Twins
 
@@ -21,12 +21,13 @@ RANK_COUNTERS: Final = {
     "deferred": "Prompts that waited for device blocks",
     "stores": "Prompts and answers whose pages were to be stored",
     "store_skipped": "Prompts and answers whose pages were not: no room, or another one stored them",
+    "store_no_room": "Of them, those for want of room",
     "pages_stored": "Pages copied to the host",
     "pages_loaded": "Pages copied from the host",
     "states_stored": "States copied to the host",
     "states_loaded": "States copied from the host",
-    "evicted_pages": "Pages given up for others",
-    "evicted_states": "States given up for others",
+    "evicted_pages": "Pages given up to make room for this rank's",
+    "evicted_states": "States given up to make room for this rank's",
     "errors": "Loads and stores that failed, and wrong checksums",
 }
 # Fields of `server.cache.TierCounts`.
@@ -53,12 +54,12 @@ class CacheCounts:
 
     def collect(self) -> Iterable[Metric]:
         """For the registry."""
-        yield self._single("enabled", "1 while prompts are looked up", self._cache.state is State.ON)
+        yield self._single("enabled", "1 while prompts are looked up", self._cache.on)
         yield self._counted("twins_waited", "Requests that waited for another one's pages", self._twins.waited)
         yield self._counted("twins_gave_up", "And went on without them", self._twins.gave_up)
         yield self._single("twins_waiting", "Requests that wait now", self._twins.waiting)
         yield self._counted("scrubbed_pages", "Pages whose checksum was compared", self._cache.scrubbed_pages)
-        yield self._counted("faults", "Faults; some of them disable the cache", self._cache.faults)
+        yield self._counted("faults", "Faults; some of them disable the cache", self._cache.trust.faults)
         for name, text in TIER_COUNTERS.items():
             values = {rank.index: getattr(self._cache.tiers[rank.index], name) for rank in self._ranks}
             yield self._counters(name, text, values)

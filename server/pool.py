@@ -91,7 +91,10 @@ class SharedPool:
         preflight(shape, ranks, room=now, promised=promised, pinned=on_device, memlock=memlock_limit())
         pool = self._files.size(shape)
         pool.prefault(min(PREFAULT_THREADS, os.cpu_count() or 1))
-        log.info("prefix cache of %d rank(s): %s, %.2f GiB", ranks, shape, shape.size / GIB)
+        log.info(
+            "prefix cache of %d rank(s): %d pages of %d bytes, %d states of %d bytes, %.3f GiB in all",
+            ranks, *shape, shape.size / GIB,
+        )  # fmt: skip
         return pool
 
     def _attach(self) -> None:

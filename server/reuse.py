@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from hicache.look import Reason
+
 # Why nothing is reused where there is no cache; the other reasons are the planner's.
 OFF: Final = "off"
 # The rank could not load what was planned, so it computed it.
@@ -29,3 +31,8 @@ class Reuse:
     def cached_tokens(self) -> int:
         """Of both tiers."""
         return self.device_tokens + self.host_tokens
+
+    @property
+    def told(self) -> str:
+        """The reason as its caller may know it: not that another caller has sent the same."""
+        return str(Reason.NEVER_STORED) if self.why == Reason.OTHER_NAMESPACE else self.why

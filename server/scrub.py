@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 
 from hicache.rows import sums
-from server.cache import Cache, State
+from server.cache import Cache
 from server.pool import SharedPool
+from server.trust import State
 
 # Bytes read a second: of a memory that gives tens of GB, nobody notices these; a pool of 32 GiB takes a quarter hour.
 BYTES_PER_S: Final = 32 * 2**20
@@ -32,7 +33,7 @@ class Scrubber:
 
     async def run(self) -> None:
         """One page after the other, as the cache gives them, until it is disabled."""
-        while self._cache.state is not State.DISABLED:
+        while self._cache.trust.state is not State.DISABLED:
             size = await self.check_one()
             await asyncio.sleep(max(MIN_PAUSE_S, size / BYTES_PER_S) if size else IDLE_PAUSE_S)
 

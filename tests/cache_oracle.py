@@ -158,9 +158,13 @@ class Oracle:
             path[-1].stamp, path[-1].loose = next(self.clock), False
         self.sweep()
 
-    def evict(self, slots: set[int]) -> None:
-        """These slots' pages went: each must have been the leaf used least recently when it did."""
+    def evict(self, slots: set[int]) -> int:
+        """These slots' pages went: each must have been the leaf used least recently when it did.
+
+        Returns how many bad pages were free with them.
+        """
         victims = {page for page in self.pages if page.slot in slots}
+        left = len(self.pages) - len(victims)
         while victims:
             leaves = self.leaves()
             able = sorted(victims & leaves, key=lambda page: page.stamp)
@@ -176,6 +180,7 @@ class Oracle:
                 victim.parent.loose |= victim.loose
             victims.remove(victim)
             self.sweep()
+        return left - len(self.pages)
 
     def leaves(self) -> set[Page]:
         """Pages that may be evicted now."""
@@ -289,7 +294,7 @@ class Oracle:
             page.owner = None
         if pages:
             plan.stored[pages - 1].stamp = next(self.clock)
-        for state in plan.states:
+        for state in reversed(plan.states):
             if state.page in self.pages and not state.page.doomed and state.slot in states:
                 state.owner, state.stamp = None, next(self.clock)
             elif not state.dropped:

@@ -107,11 +107,11 @@ class RunningServer:
             with error:
                 return error.code, msgspec.json.decode(error.read())
 
-    def metric(self, name: str, family: str = "deepinfer", **labels: str) -> float:
+    def metric(self, name: str, prefix: str = "deepinfer", **labels: str) -> float:
         """The sum of a metric's samples that carry these labels; 0 for one that never counted."""
         with urllib.request.urlopen(f"{self.address}/deepinfer/metrics", timeout=DEADLINE_S) as answer:
             families = text_string_to_metric_families(answer.read().decode())
-        samples = (sample for family in families for sample in family.samples if sample.name == f"{family}:{name}")
+        samples = (sample for family in families for sample in family.samples if sample.name == f"{prefix}:{name}")
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def wait_idle(self) -> None:

@@ -12,6 +12,7 @@ from engine.native import memory
 from engine.native.engine import NativeEngine
 from engine.native.errors import LaunchError
 from engine.native.pages import LayerShape, PageLayout, PagePool
+from hicache.memory import Room
 from tests import tiny_models
 from tests.native_requests import launch
 
@@ -27,17 +28,10 @@ def test_too_little_memory_shows_the_arithmetic(tmp_path: Path) -> None:
         memory.choose_blocks(launch(tmp_path), page_bytes=1000, max_model_len=300, available=999)
 
 
-def test_ranks_share_memory_within_the_containers_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       2000000 kB\nMemAvailable:   1000000 kB\n")
-    monkeypatch.setattr(memory, "MEMINFO", meminfo)
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    assert memory.cpu_bytes(2) == int(1_024_000_000 * memory.CPU_SHARE) // 2
-    (tmp_path / "memory.current").write_text("100000000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.cpu_bytes(1) == int(1_024_000_000 * memory.CPU_SHARE)
-    (tmp_path / "memory.max").write_text("300000000\n")
-    assert memory.cpu_bytes(1) == int(200_000_000 * memory.CPU_SHARE)
+def test_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "room", lambda: Room(300_000_000, "MemAvailable"))
+    assert memory.cpu_bytes(1) == int(300_000_000 * memory.CPU_SHARE)
+    assert memory.cpu_bytes(2) == int(300_000_000 * memory.CPU_SHARE) // 2
 
 
 def test_a_pool_commits_memory_only_when_it_is_used() -> None:

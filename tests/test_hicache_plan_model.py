@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend, root
 from hicache.look import Look, Reason
 from hicache.pages import FREE, Ids
-from hicache.plan import Planner, PoolShape, Rules
+from hicache.plan import Planner, Rules
+from hicache.shape import PoolShape
 from ipc.messages import CacheLoaded, CacheOffer, CacheStored
 from tests.cache_invariants import check_planner
 from tests.cache_oracle import Oracle, Plan
@@ -115,10 +116,10 @@ class _PlannerMachine(RuleBasedStateMachine):
             self.answer_store(name, len(plan.stored), [state.slot for state in plan.states])
 
     @precondition(lambda self: self.asked)
-    @rule(data=st.data(), more=st.text("ab", max_size=2), hint=HINTS, rank=RANKS)
-    def next_turn(self, data: st.DataObject, more: str, hint: bytes, rank: int) -> None:
+    @rule(data=st.data(), more=st.text("ab", max_size=2), hint=HINTS, rank=RANKS, ends=st.booleans())
+    def next_turn(self, data: st.DataObject, more: str, hint: bytes, rank: int, ends: bool) -> None:
         caller, letters = data.draw(st.sampled_from(self.asked))
-        self.whole_request(caller, letters[:6] + more, 1, hint, rank)
+        (self.whole_request if ends else self.request)(caller, letters[:6] + more, 1, hint, rank)
 
     @precondition(lambda self: self.looks)
     @rule(data=st.data(), rank=RANKS, reuse=st.booleans())
@@ -163,8 +164,9 @@ class _PlannerMachine(RuleBasedStateMachine):
                 for page in self.oracle.pages
                 if not page.doomed and (pages.status[page.slot] == FREE or page.slot in slots)
             }
-            assert len(went) == max(0, len(slots) - free)
-            self.oracle.evict(went)
+            lacking = max(0, len(slots) - free)
+            # A bad page that comes free when the last behind it goes saves an eviction.
+            assert lacking - self.oracle.evict(went) <= len(went) <= lacking
         else:
             assert not letters or len(letters) > self.oracle.room()
         plan = Plan(rank, path, self.oracle.store(name, top, path, letters if slots else "", slots), [])

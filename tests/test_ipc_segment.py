@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ipc.errors import SegmentError
-from ipc.segment import Segment
+from ipc.segment import Segment, SegmentFile
 
 
 def test_both_sides_see_the_same_bytes() -> None:
@@ -91,4 +91,52 @@ def test_closing_waits_for_views() -> None:
         segment.close()
     view.release()
     segment.close()
+    segment.close()
+
+
+def test_a_size_can_come_after_the_descriptor() -> None:
+    file = SegmentFile("later")
+    assert os.fstat(file.fd).st_size == 0
+    assert str(Path(f"/proc/self/fd/{file.fd}").readlink()) == "/memfd:later (deleted)"
+    owner = file.fix(8192)
+    other = Segment.attach(file.fd, 8192)
+    owner.memory[8000] = 7
+    assert other.memory[8000] == 7
+    for segment in (owner, other):
+        segment.close()
+    os.fstat(file.fd)  # the descriptor is the file's, for whoever attaches next
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file.fd)
+
+
+def test_a_size_is_given_once_and_then_sealed() -> None:
+    file = SegmentFile()
+    with pytest.raises(SegmentError, match=f"fd {file.fd} has 0 bytes instead of 4096"):
+        Segment.attach(file.fd, 4096)
+    for size in (0, -1):
+        with pytest.raises(SegmentError, match=f"cannot have {size} bytes"):
+            file.fix(size)
+    file.fix(4096).close()
+    with pytest.raises(SegmentError, match=f"cannot give the segment at fd {file.fd} 8192 bytes"):
+        file.fix(8192)
+    with pytest.raises(PermissionError):
+        os.ftruncate(file.fd, 0)
+    file.close()
+
+
+def test_an_impossible_size_leaves_the_file_as_it_was() -> None:
+    file = SegmentFile()
+    with pytest.raises(SegmentError, match=f"{1 << 62} bytes"):
+        file.fix(1 << 62)
+    file.fix(4096).close()
+    file.close()
+
+
+def test_huge_pages_are_a_wish() -> None:
+    segment = Segment.create(4 << 20)
+    segment.prefer_huge_pages()
+    segment.memory[-1] = 1
+    assert bytes(segment.memory[-2:]) == b"\0\1"
     segment.close()

@@ -6,7 +6,6 @@ Promises an error that shows the arithmetic where not even one block fits. Knows
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -14,6 +13,7 @@ from engine.native.errors import LaunchError
 from engine.native.runs import MAX_GATHERED_TOKENS
 from engine.native.sequence import BLOCK_SIZE, blocks_for
 from engine.native.step_attention import MAX_TILE_ELEMENTS
+from hicache.memory import room
 from ipc.messages import Launch
 
 # Of the memory that is available at start, for the pools of all ranks of the machine. The rest is for activations,
@@ -22,9 +22,6 @@ CPU_SHARE = 0.3
 
 # Copies that the explicit kernel makes of one tile: scores, weights and their softcap, in float32.
 TILE_COPIES = 4
-
-MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_blocks(launch: Launch, page_bytes: int, max_model_len: int, available: int) -> int:
@@ -41,19 +38,7 @@ def choose_blocks(launch: Launch, page_bytes: int, max_model_len: int, available
 
 def cpu_bytes(world: int) -> int:
     """Bytes for one rank's pool in host memory."""
-    return int(_available() * CPU_SHARE) // world
-
-
-def _available() -> int:
-    """Memory that can be had without swapping, within the limit of this process's container."""
-    fields = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = CGROUP / "memory.max", CGROUP / "memory.current"
-    if limit.exists() and used.exists():
-        bound = limit.read_text().strip()
-        if bound != "max":
-            available = min(available, int(bound) - int(used.read_text()))
-    return max(0, available)
+    return int(room().available * CPU_SHARE) // world
 
 
 def cuda_bytes(device: torch.device, share: float, layer_bytes: int, full_step: Callable[[], object]) -> int:

@@ -1,0 +1,135 @@
+"""Pages that a rank offers, what conversations and their hints change, and the scrubber's walk."""
+
+from __future__ import annotations
+
+from hicache.keys import KEY_BYTES, extend
+from hicache.look import Look, Reason
+from hicache.plan import Planner
+from ipc.messages import CacheOffer, CacheStored
+from tests.cache_calls import MINE, YOURS, finish, ids_of, planner, run, slots, submit, why
+from tests.cache_invariants import check_planner
+
+# ---- offers ----
+
+
+def offer(cache: Planner, before: str, more: str, *, top: bytes = MINE) -> CacheOffer:
+    parent = (extend(top, ids_of(before)) or top)[-KEY_BYTES:]
+    ids = ids_of(more, tail=0)
+    return CacheOffer(parent, extend(parent, ids), ids.tobytes())
+
+
+def test_what_was_generated_is_stored_behind_its_prompt() -> None:
+    cache = planner()
+    run(cache, "ab")
+    store = cache.offered(0, offer(cache, "ab", "cd"))
+    assert store is not None
+    check_planner(cache)
+    cache.stored(0, CacheStored(store.plan, 2, bytes(16)))
+    check_planner(cache)
+    assert why(cache, "abcd") == (4, Reason.FULL)
+    longer = cache.offered(1, offer(cache, "ab", "cde"))
+    assert longer is not None
+    assert (len(slots(longer.store)), longer.keys) == (1, offer(cache, "abcd", "e").keys)
+    cache.stored(1, CacheStored(longer.plan, 0))
+    check_planner(cache)
+    assert (cache.rank_counts(1).inflight, cache.rank_counts(0).lookups) == (0, 1)
+
+
+def test_an_offer_behind_a_short_prompt_begins_at_its_root() -> None:
+    cache = planner()
+    assert cache.offered(0, offer(cache, "", "ab")) is None  # no such root
+    finish(cache, submit(cache, "", tail=9))
+    store = cache.offered(0, offer(cache, "", "ab"))
+    assert store is not None
+    cache.stored(0, CacheStored(store.plan, 2, bytes(16)))
+    assert why(cache, "ab") == (2, Reason.FULL)
+    assert why(cache, "ab", top=YOURS) == (0, Reason.OTHER_NAMESPACE)
+
+
+def test_an_offer_behind_pages_that_are_being_stored_can_be_made_again() -> None:
+    cache, stores = planner(), list[object]()
+    plan = submit(cache, "ab")
+    early = offer(cache, "ab", "c")
+    assert cache.offered(0, early) is None
+    assert (cache.storing(early.parent), cache.storing(MINE)) == (plan.plan, None)
+    cache.settled(plan.plan, lambda: stores.append(cache.offered(0, early)))
+    assert stores == []
+    finish(cache, plan)
+    assert len(stores) == 1
+    assert stores[0] is not None
+    assert cache.storing(early.parent) is None
+    check_planner(cache)
+
+
+def test_offers_that_lead_nowhere_are_declined() -> None:
+    cache = planner(pages=4)
+    run(cache, "ab")
+    assert cache.offered(0, offer(cache, "ax", "b")) is None  # behind nothing
+    assert cache.offered(0, offer(cache, "a", "b")) is None  # is here
+    assert cache.offered(0, offer(cache, "ab", "cde")) is None  # too many
+    assert cache.rank_counts(0).errors == 0
+    good = offer(cache, "ab", "c")
+    for broken in (
+        CacheOffer(good.parent, bytes(KEY_BYTES), good.ids),
+        CacheOffer(good.parent[1:], good.keys, good.ids),
+        CacheOffer(good.parent, good.keys, good.ids[1:]),
+    ):
+        assert cache.offered(0, broken) is None
+    assert cache.rank_counts(0).errors == 3
+    check_planner(cache)
+    submit(cache, "abc")
+    assert cache.offered(0, good) is None  # on its way
+
+
+# ---- conversations and the scrubber ----
+
+
+def test_a_hint_changes_nothing_but_the_work() -> None:
+    cache = planner(pages=8)
+    for letters, top in [
+        ("abc", MINE),
+        ("abcd", MINE),
+        ("abx", MINE),
+        ("abcd", YOURS),
+        ("vwxyz", YOURS),
+        ("abcd", MINE),
+    ]:
+        plain, hinted = cache.look(top, ids_of(letters)), cache.look(top, ids_of(letters), b"talk")
+        assert view(plain) == view(hinted)
+        finish(cache, cache.plan(0, hinted, reuse=True))
+
+
+def view(look: Look) -> tuple[object, ...]:
+    return look.keys, look.cached_tokens, look.reason, look.waits_for, look.twin_tokens, look.ready.tolist()
+
+
+def test_the_scrubber_goes_round_and_takes_out_what_is_bad() -> None:
+    cache = planner()
+    assert cache.scrub.next_to_scrub() is None
+    first = run(cache, "abc")
+    seen = []
+    for _ in range(4):
+        got = cache.scrub.next_to_scrub()
+        assert got is not None
+        check_planner(cache)
+        cache.scrub.done(got[0], ok=True)
+        seen.append(got)
+    stored = list(zip(slots(first.store), [100, 101, 102], strict=True))
+    assert seen == [*stored, stored[0]]
+    got = cache.scrub.next_to_scrub()
+    assert got == stored[1]
+    cache.scrub.done(got[0], ok=False)
+    check_planner(cache)
+    assert why(cache, "abc")[0] == 1
+    assert (cache.scrub.checked, cache.scrub.bad) == (5, 1)
+
+
+def test_a_page_in_the_scrubbers_hand_is_not_evicted() -> None:
+    cache = planner(pages=3)
+    run(cache, "ab")
+    got = cache.scrub.next_to_scrub()
+    assert got is not None
+    assert submit(cache, "xyz").store == b""
+    cache.scrub.done(got[0], ok=True)
+    run(cache, "xyz")
+    assert why(cache, "ab") == (0, Reason.EVICTED)
