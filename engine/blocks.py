@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from hicache.keys import KEY_BYTES, PAGE_TOKENS
+from hicache.keys import PAGE_TOKENS
 
 Int32 = npt.NDArray[np.int32]
 
@@ -45,9 +45,8 @@ class BlockManager:
         self._last_stamp = self._last_root = 0
         self._roots: dict[bytes, int] = {}
         self._by_key: dict[bytes, int] = {}
-        # Committed by the system where touched: 528 bytes a known block.
-        self._keys = np.zeros((total, KEY_BYTES), np.uint8)
-        self._ids = np.zeros((total, PAGE_TOKENS), np.int32)
+        self._keys = [b""] * total
+        self._ids = np.zeros((total, PAGE_TOKENS), np.int32)  # committed by the system where touched
 
     @property
     def free(self) -> int:
@@ -109,18 +108,20 @@ class BlockManager:
         """These blocks hold these whole pages from the first one on. A page that is known already keeps its block."""
         known = [self._by_key.get(key, -1) for key in keys]
         same = self._same(known, ids)
-        above = self._root(root)
+        above, learned = self._root(root), []
         for page, (key, block) in enumerate(zip(keys, blocks, strict=True)):
             other = self._by_key.get(key, -1)
             if other < 0 or self._above[other] != above or not same[page]:
                 # Whatever else has this key cannot be reached, or collides with it: ours is as good.
                 if block in self._spoiled:
-                    return
+                    break
                 if other >= 0:
                     self._drop(other)
-                self._learn(block, key, above, ids[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS])
+                self._learn(block, key, above)
+                learned.append(page)
                 other = block
             above = self._stamps[other]
+        self._ids[[blocks[page] for page in learned]] = ids[: len(keys) * PAGE_TOKENS].reshape(-1, PAGE_TOKENS)[learned]
 
     def spoil(self, blocks: Sequence[int]) -> None:
         """The content is worthless: unknown at once, zeroed when the last holder lets go."""
@@ -170,13 +171,12 @@ class BlockManager:
             self._roots[root] = self._last_root
         return self._roots[root]
 
-    def _learn(self, block: int, key: bytes, above: int, ids: Int32) -> None:
+    def _learn(self, block: int, key: bytes, above: int) -> None:
         assert self._holders[block], f"block {block} has no holder"
         assert self._stamps[block] == _UNKNOWN, f"block {block} is known as another page"
         self._last_stamp += 1
         self._stamps[block], self._above[block] = self._last_stamp, above
-        self._keys[block] = np.frombuffer(key, np.uint8)
-        self._ids[block] = ids
+        self._keys[block] = key
         self._by_key[key] = block
 
     def _drop(self, block: int) -> None:
@@ -189,7 +189,7 @@ class BlockManager:
     def _forget(self, block: int) -> None:
         if self._stamps[block] != _UNKNOWN:
             self._stamps[block] = _UNKNOWN
-            del self._by_key[self._keys[block].tobytes()]
+            del self._by_key[self._keys[block]]
 
 
 def _leading(flags: npt.NDArray[np.bool_]) -> int:
