@@ -14,7 +14,10 @@ from collections.abc import Mapping
 from setuptools import Extension, setup
 
 SANITIZERS = ("address", "thread", "undefined")
-KERNEL_HEADERS = ("attention", "attention_kernel", "attention_plan", "linear", "linear_kernel", "team", "vectors")
+KERNEL_HEADERS = (
+    "attention", "attention_kernel", "attention_plan", "linear", "linear_kernel", "norm", "norm_kernel", "team",
+    "vectors",
+)  # fmt: skip
 KERNEL_SOURCES = ("kernels_module", "isa_portable", "isa_avx2", "isa_avx512")
 
 
@@ -64,9 +67,17 @@ def extensions(environ: Mapping[str, str]) -> list[Extension]:
             extra_link_args=link_flags,
         ),
         Extension(
+            "hicache._walks",
+            sources=["csrc/walks_module.cpp"],
+            depends=["csrc/page_walks.hpp"],
+            language="c++",
+            extra_compile_args=compile_flags,
+            extra_link_args=link_flags,
+        ),
+        Extension(
             "hicache._copy",
             sources=["csrc/page_copy.cpp"],
-            depends=["csrc/page_copy.hpp", "csrc/team.hpp"],
+            depends=["csrc/page_copy.hpp", "csrc/page_stream.hpp", "csrc/page_sum.hpp", "csrc/team.hpp"],
             language="c++",
             extra_compile_args=["-O3" if flag == "-O2" else flag for flag in compile_flags],
             extra_link_args=link_flags,

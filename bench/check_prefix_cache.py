@@ -30,6 +30,7 @@ import msgspec
 from bench.report import report
 
 PATH: Final = "/v1/chat/completions"
+EXPLAIN: Final = "/deepinfer/requests"
 TIMEOUT_S: Final = 600.0
 # Log-probabilities of two candidates this near to each other say that either could have come first.
 TIE: Final = 1e-4
@@ -59,6 +60,7 @@ class Answer:
     ttft_s: float
     prompt_tokens: int
     cached_tokens: int
+    host_tokens: int  # of them, copied from the host pool
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.check_prefix_cache", description="Same with and without?")
     parser.add_argument("--address", default="http://127.0.0.1:8888", help="the server's")
     parser.add_argument("--api-key", default="", help="if it wants one")
-    parser.add_argument("--conversations", type=int, default=4, help="one after the other")
+    parser.add_argument("--conversations", type=int, default=4, help="in turns with one another")
     parser.add_argument("--turns", type=int, default=4, help="of each")
     parser.add_argument("--words", type=int, default=300, help="of each question, at most")
     parser.add_argument("--max-tokens", type=int, default=24, help="of each answer")
@@ -85,29 +87,37 @@ async def _check(args: argparse.Namespace) -> list[dict[str, Any]]:
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(args.address, headers=headers, timeout=timeout) as session:
-        found = []
-        for number in range(args.conversations):
-            found += await _converse(session, number, args)
-        return found
+        conversations = [Conversation(number, args) for number in range(args.conversations)]
+        # In turns with one another, as agents are: what a small device gives up comes back from the host.
+        return [await conversation.turn(session) for _ in range(args.turns) for conversation in conversations]
 
 
-async def _converse(session: aiohttp.ClientSession, number: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    draw = random.Random(f"{args.seed} {number}")
-    messages: list[dict[str, str]] = []
-    rows = []
-    for turn in range(args.turns):
-        if messages and draw.randrange(BRANCH_ODDS) == 0:
-            messages.pop()
-            question = messages.pop()["content"]
-            question = question[: draw.randint(1, len(question))] + _words(draw, args.words)
-        else:
-            question = f"Conversation {number}, turn {turn}. {_words(draw, args.words)}"
-        messages.append({"role": "user", "content": question})
-        cached = await _ask(session, messages, args, prefix_cache=True)
-        computed = await _ask(session, messages, args, prefix_cache=False)
-        rows.append(_row(f"{number}.{turn}", cached, computed))
-        messages.append({"role": "assistant", "content": cached.text})
-    return rows
+class Conversation:
+    """One conversation, a turn at a time."""
+
+    def __init__(self, number: int, args: argparse.Namespace) -> None:
+        self._number = number
+        self._args = args
+        self._draw = random.Random(f"{args.seed} {number}")
+        self._messages: list[dict[str, str]] = []
+        self._turns = 0
+
+    async def turn(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        """Ask, with the cache and without; returns the row."""
+        self._messages.append({"role": "user", "content": self._question()})
+        cached = await _ask(session, self._messages, self._args, prefix_cache=True)
+        computed = await _ask(session, self._messages, self._args, prefix_cache=False)
+        self._messages.append({"role": "assistant", "content": cached.text})
+        self._turns += 1
+        return _row(f"{self._number}.{self._turns}", cached, computed)
+
+    def _question(self) -> str:
+        words = _words(self._draw, self._args.words)
+        if not self._messages or self._draw.randrange(BRANCH_ODDS):
+            return f"Conversation {self._number}, turn {self._turns}. {words}"
+        self._messages.pop()
+        last = self._messages.pop()["content"]
+        return last[: self._draw.randint(1, len(last))] + words
 
 
 def _words(draw: random.Random, most: int) -> str:
@@ -125,14 +135,24 @@ async def _ask(
     async with session.post(PATH, json=body) as answer:
         if not answer.ok:
             raise CheckError(await answer.text())
-        return await _read(answer, started)
+        text, tokens, ttft_s, usage = await _read(answer, started)
+        request_id = answer.headers["X-Request-ID"]
+    async with session.get(f"{EXPLAIN}/{request_id}") as explained:
+        told = (await explained.json())["prompts"][0]
+    return Answer(
+        text, tokens, ttft_s, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"],
+        told["cached_host"],
+    )  # fmt: skip
 
 
-async def _read(answer: aiohttp.ClientResponse, started: float) -> Answer:
+async def _read(answer: aiohttp.ClientResponse, started: float) -> tuple[str, list[Token], float, dict[str, Any]]:
+    """Text, tokens, seconds to the first, usage."""
     tokens: list[Token] = []
     usage: dict[str, Any] = {}
     text, ttft_s = "", 0.0
     while (event := await answer.content.readuntil(b"\n\n")) != b"data: [DONE]\n\n":
+        if not event.startswith(b"data: "):  # a sign of life during a long prefill
+            continue
         chunk = msgspec.json.decode(event.removeprefix(b"data: "))
         if "error" in chunk:
             raise CheckError(chunk["error"]["message"])
@@ -142,7 +162,7 @@ async def _read(answer: aiohttp.ClientResponse, started: float) -> Answer:
             for one in (choice["logprobs"] or {}).get("content") or ():
                 ttft_s = ttft_s or time.perf_counter() - started
                 tokens.append(Token(one["token"], {top["token"]: top["logprob"] for top in one["top_logprobs"]}))
-    return Answer(text, tokens, ttft_s, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+    return text, tokens, ttft_s, usage
 
 
 def _row(turn: str, cached: Answer, computed: Answer) -> dict[str, Any]:
@@ -150,6 +170,7 @@ def _row(turn: str, cached: Answer, computed: Answer) -> dict[str, Any]:
         "turn": turn,
         "prompt": cached.prompt_tokens,
         "cached": cached.cached_tokens,
+        "from host": cached.host_tokens,
         "ttft ms": cached.ttft_s * 1e3,
         "ttft ms without": computed.ttft_s * 1e3,
         "bypassed": computed.cached_tokens == 0,
@@ -177,6 +198,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "turn": "all",
         "prompt": sum(row["prompt"] for row in rows),
         "cached": sum(row["cached"] for row in rows),
+        "from host": sum(row["from host"] for row in rows),
         "ttft ms": sum(row["ttft ms"] for row in rows) / len(rows),
         "ttft ms without": sum(row["ttft ms without"] for row in rows) / len(rows),
         "bypassed": all(row["bypassed"] for row in rows),

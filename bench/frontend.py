@@ -48,7 +48,18 @@ PATH: Final = "/v1/completions"
 OURS: Final = "ours"
 BASELINE: Final = "baseline"
 COMMANDS: Final = {
-    OURS: ("server", "--engine", "fake", "--shutdown-timeout", "1", "--log-interval-steps", "0"),
+    # Prompts here fill no page to reuse; a small pool starts faster than one of all that memory allows.
+    OURS: (
+        "server",
+        "--engine",
+        "fake",
+        "--shutdown-timeout",
+        "1",
+        "--log-interval-steps",
+        "0",
+        "--hicache-size-gb",
+        "0.1",
+    ),
     BASELINE: ("bench.baselines.fastapi_server",),
 }
 REGIMES: Final = ("flat-out", "paced")

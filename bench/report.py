@@ -38,11 +38,11 @@ def machine() -> dict[str, object]:
     }
 
 
-def report(name: str, rows: Sequence[Row]) -> None:
-    """Print `rows` as a table and, last, as one JSON line with name, date and machine."""
+def report(name: str, rows: Sequence[Row], **facts: object) -> None:
+    """Print `rows` as a table and, last, as one JSON line with name, date, machine and further facts."""
     print(table(rows))
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    line = {"name": name, "date": date, "machine": machine(), "rows": rows}
+    line = {"name": name, "date": date, "machine": machine(), **facts, "rows": rows}
     print(msgspec.json.encode(line).decode())
 
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "linear.hpp"
+#include "norm.hpp"
 
 namespace deepinfer::attention {
 
@@ -84,6 +85,7 @@ struct Kernel {
     void (*merge)(const State& into, const State& other, std::int64_t rows, std::int64_t v_dim);
     void (*finish)(const Problem&, const Tile&, const State&);
     void (*linear)(const LinearProblem&, std::int64_t column, std::int64_t end);
+    void (*normalize)(const NormProblem&, std::int64_t row, std::int64_t end);
 };
 
 extern const Kernel kPortable;

@@ -9,6 +9,7 @@
 
 #include "attention.hpp"
 #include "linear.hpp"
+#include "norm.hpp"
 
 namespace deepinfer::attention {
 namespace DEEPINFER_ISA {
@@ -310,6 +311,7 @@ void store_tokens(const Problem& p, std::int64_t span, std::int64_t first, std::
 }
 
 #include "linear_kernel.hpp"
+#include "norm_kernel.hpp"
 
 // ---- by element type ----
 

@@ -15,7 +15,8 @@
 #include "attention_kernel.hpp"
 
 namespace deepinfer::attention {
-const Kernel kAvx2 = {"avx2", avx2::store_span, avx2::attend, avx2::merge, avx2::finish, avx2::linear};
+const Kernel kAvx2 = {"avx2", avx2::store_span, avx2::attend, avx2::merge,
+                      avx2::finish, avx2::linear, avx2::normalize};
 }
 
 #if defined(__clang__)

@@ -15,7 +15,8 @@
 #include "attention_kernel.hpp"
 
 namespace deepinfer::attention {
-const Kernel kAvx512 = {"avx512", avx512::store_span, avx512::attend, avx512::merge, avx512::finish, avx512::linear};
+const Kernel kAvx512 = {"avx512", avx512::store_span, avx512::attend, avx512::merge,
+                        avx512::finish, avx512::linear, avx512::normalize};
 }
 
 #if defined(__clang__)

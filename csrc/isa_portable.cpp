@@ -12,5 +12,6 @@
 #include "attention_kernel.hpp"
 
 namespace deepinfer::attention {
-const Kernel kPortable = {"portable", portable::store_span, portable::attend, portable::merge, portable::finish, portable::linear};
+const Kernel kPortable = {"portable", portable::store_span, portable::attend, portable::merge,
+                          portable::finish, portable::linear, portable::normalize};
 }

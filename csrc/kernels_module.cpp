@@ -1,5 +1,5 @@
-// `engine.native._kernels`: attention of a whole step, and linear layers over few rows. Types are in the .pyi beside
-// the Python code.
+// `engine.native._kernels`: attention of a whole step, linear layers over few rows, normalisation of rows. Types are
+// in the .pyi beside the Python code.
 //
 // Addresses come from one Python wrapper for each, which has checked the tensors behind them; sizes and the step's tables
 // are checked here, before the first access. Promises ValueError for whatever does not fit, and runs without the GIL.
@@ -221,8 +221,35 @@ PyObject* linear(PyObject*, PyObject* args) {
     return result_of(failed);
 }
 
+PyObject* normalize(PyObject*, PyObject* args) {
+    unsigned long long x, weight, out;
+    NormProblem p{};
+    int level, threads;
+    const auto whole = [](std::int64_t& number) { return reinterpret_cast<long long*>(&number); };
+    if (!PyArg_ParseTuple(args, "KKKLLfii:normalize", &x, &weight, &out, whole(p.rows), whole(p.size), &p.epsilon,
+                          &level, &threads))
+        return nullptr;
+    if (p.rows < 0 || p.size < 0) return PyErr_Format(PyExc_ValueError, "rows and size must not be negative");
+    if (!check_run(level, threads)) return nullptr;
+    p.x = reinterpret_cast<const float*>(x);
+    p.weight = reinterpret_cast<const float*>(weight);
+    p.out = reinterpret_cast<float*>(out);
+    int failed;
+    Py_BEGIN_ALLOW_THREADS;
+    failed = translated([&] {
+        const Kernel& kernel = *kernels()[static_cast<std::size_t>(level)];
+        run_jobs(ceil_div(p.rows, kNormRows), static_cast<unsigned>(threads), true, [&](std::int64_t job, unsigned) {
+            const std::int64_t first = job * kNormRows;
+            kernel.normalize(p, first, std::min(p.rows, first + kNormRows));
+        });
+    });
+    Py_END_ALLOW_THREADS;
+    return result_of(failed);
+}
+
 PyMethodDef methods[] = {{"attend", attend, METH_VARARGS, nullptr},
                          {"linear", linear, METH_VARARGS, nullptr},
+                         {"normalize", normalize, METH_VARARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "engine.native._kernels", nullptr, 0, methods, nullptr, nullptr,

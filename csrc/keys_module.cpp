@@ -65,7 +65,8 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "hicache._keys", nullptr, 0, methods, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT, "hicache._keys", nullptr, 0, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

@@ -15,11 +15,9 @@
 #include <string>
 #include <vector>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 #include "page_copy.hpp"
+#include "page_stream.hpp"
+#include "page_sum.hpp"
 #include "team.hpp"
 
 namespace {
@@ -37,12 +35,6 @@ constexpr std::int64_t kBytesPerThread = 2 << 20;
 constexpr std::int64_t kStreamedBytes = 4 << 20;
 // One system call each.
 constexpr std::int64_t kPrefaultBytes = 64 << 20;
-
-constexpr int kLanes = 64;
-constexpr std::int64_t kStripe = kLanes * 8;
-constexpr std::uint64_t kMultiplier = 0x9E3779B97F4A7C15u;
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "checksums are defined over little-endian words");
 
 // ---- arguments ----
 
@@ -157,42 +149,6 @@ unsigned threads_for(std::int64_t bytes, int most) {
 
 void plain_bytes(char* dst, const char* src, std::size_t size) { std::memcpy(dst, src, size); }
 
-#ifdef __SSE2__
-constexpr std::size_t kLine = 64;
-constexpr std::size_t kStrand = 4096;  // the processor's own prefetch stops at the end of a memory page
-constexpr std::size_t kAhead = 4 * kLine;
-
-inline void stream_line(char* dst, const char* src) {
-    const auto* from = reinterpret_cast<const __m128i*>(src);
-    auto* to = reinterpret_cast<__m128i*>(dst);
-    const __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
-    const __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
-    _mm_prefetch(src + kAhead, _MM_HINT_T0);
-    _mm_stream_si128(to, a);
-    _mm_stream_si128(to + 1, b);
-    _mm_stream_si128(to + 2, c);
-    _mm_stream_si128(to + 3, d);
-}
-
-// Two strands at a time keep more reads under way: half as fast again as one.
-void stream_bytes(char* dst, const char* src, std::size_t size) {
-    const std::size_t head = std::min(size, (kLine - reinterpret_cast<std::uintptr_t>(dst) % kLine) % kLine);
-    std::memcpy(dst, src, head);
-    std::size_t at = head;
-    for (; at + 2 * kStrand <= size; at += 2 * kStrand) {
-        for (std::size_t line = at; line < at + kStrand; line += kLine) {
-            stream_line(dst + line, src + line);
-            stream_line(dst + line + kStrand, src + line + kStrand);
-        }
-    }
-    for (; at + kLine <= size; at += kLine) stream_line(dst + at, src + at);
-    std::memcpy(dst + at, src + at, size - at);
-    _mm_sfence();  // whoever is told of the copy later must see it
-}
-#else
-void stream_bytes(char* dst, const char* src, std::size_t size) { std::memcpy(dst, src, size); }
-#endif
-
 void copy_rows(const Matrix& dst, const RowList& to, const Matrix& src, const RowList& from, int threads) {
     const std::int64_t bytes = to.size() * dst.row_bytes;
     const std::int64_t tiles = to.size() * tiles_in_row(dst.row_bytes, kTileBytes);
@@ -203,34 +159,6 @@ void copy_rows(const Matrix& dst, const RowList& to, const Matrix& src, const Ro
         copy_bytes(dst.row(to.rows[index]) + tile.offset, src.row(from.rows[index]) + tile.offset,
                    static_cast<std::size_t>(tile.size));
     });
-}
-
-inline std::uint64_t step(std::uint64_t state, std::uint64_t word) {
-    const std::uint64_t mixed = (state ^ word ^ (word >> 32)) * kMultiplier;
-    return (mixed << 31) | (mixed >> 33);
-}
-
-void add_stripe(std::uint64_t (&lanes)[kLanes], const char* stripe) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-        std::uint64_t word;
-        std::memcpy(&word, stripe + lane * 8, 8);
-        lanes[lane] = step(lanes[lane], word);
-    }
-}
-
-std::uint64_t sum_of(const char* row, std::int64_t size) {
-    std::uint64_t lanes[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<std::uint64_t>(lane + 1) * kMultiplier;
-    std::int64_t at = 0;
-    for (; at + kStripe <= size; at += kStripe) add_stripe(lanes, row + at);
-    if (at < size) {
-        char rest[kStripe] = {};
-        std::memcpy(rest, row + at, static_cast<std::size_t>(size - at));
-        add_stripe(lanes, rest);
-    }
-    auto total = static_cast<std::uint64_t>(size);
-    for (const std::uint64_t lane : lanes) total = step(total, lane);
-    return total ^ (total >> 32);
 }
 
 // 0 or an errno.
@@ -284,8 +212,11 @@ PyObject* copy(PyObject*, PyObject* args) {
 
 PyObject* sums(PyObject*, PyObject* args) {
     PyObject *given, *given_rows, *given_out;
-    int threads;
-    if (!PyArg_ParseTuple(args, "OOOi:sums", &given, &given_rows, &given_out, &threads)) return nullptr;
+    int threads, level = 0;
+    if (!PyArg_ParseTuple(args, "OOOi|i:sums", &given, &given_rows, &given_out, &threads, &level)) return nullptr;
+    if (level < 0 || static_cast<std::size_t>(level) >= levels().size())
+        return PyErr_Format(PyExc_ValueError, "level %d is not one of %zu", level, levels().size());
+    const AddStripes add = levels()[static_cast<std::size_t>(level)].add;
     try {
         Matrix data;
         RowList rows;
@@ -301,7 +232,7 @@ PyObject* sums(PyObject*, PyObject* args) {
                                 (*out).shape[0]);
         Py_BEGIN_ALLOW_THREADS;
         run_jobs(rows.size(), threads_for(rows.size() * data.row_bytes, threads), false, [&](std::int64_t i, unsigned) {
-            const std::uint64_t sum = sum_of(data.row(rows.rows[static_cast<std::size_t>(i)]), data.row_bytes);
+            const std::uint64_t sum = sum_of(data.row(rows.rows[static_cast<std::size_t>(i)]), data.row_bytes, add);
             std::memcpy(out.bytes() + i * 8, &sum, 8);
         });
         Py_END_ALLOW_THREADS;
@@ -337,9 +268,16 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "hicache._copy", nullptr, 0, me
 
 PyMODINIT_FUNC PyInit__copy() {
     PyObject* module = PyModule_Create(&definition);
-    if (module != nullptr && PyModule_AddIntConstant(module, "MAX_THREADS", kMaxThreads) != 0) {
+    if (module == nullptr) return nullptr;
+    PyObject* names = PyTuple_New(static_cast<Py_ssize_t>(levels().size()));
+    for (std::size_t i = 0; names != nullptr && i < levels().size(); ++i)
+        PyTuple_SET_ITEM(names, static_cast<Py_ssize_t>(i), PyUnicode_FromString(levels()[i].name));
+    if (names == nullptr || PyModule_AddObjectRef(module, "LEVELS", names) != 0 ||
+        PyModule_AddIntConstant(module, "MAX_THREADS", kMaxThreads) != 0) {
+        Py_XDECREF(names);
         Py_DECREF(module);
         return nullptr;
     }
+    Py_DECREF(names);
     return module;
 }

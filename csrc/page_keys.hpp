@@ -1,8 +1,8 @@
 // The key of a page of token ids: 128 bits that follow from the key before it and from its own tokens.
 //
 // Promises: the same bytes as hicache/keys_py.py on every 64-bit little-endian machine; no memory is allocated.
-// It is fast, not cryptographic: whoever finds a page by its key compares the tokens too, so two pages with one key cost
-// a miss. The chain starts at a secret root, so nobody outside can aim at such a pair, nor at one bucket of a table.
+// It is fast, not cryptographic: whoever finds a page by its key compares the tokens too, so two pages with one key
+// cost a miss. The chain starts at a secret root: nobody outside can aim at such a pair, or at one bucket of a table.
 //
 // A page is 64 words. Four lanes take two words each in turn, so that four multiplications are under way at a time;
 // each lane starts from the parent's key, and at the end they are folded into one. A lane carries 128 bits from step to

@@ -112,7 +112,7 @@ class BlockManager:
         above = self._root(root)
         for page, (key, block) in enumerate(zip(keys, blocks, strict=True)):
             other = self._by_key.get(key, -1)
-            if other < 0 or other != known[page] or self._above[other] != above or not same[page]:
+            if other < 0 or self._above[other] != above or not same[page]:
                 # Whatever else has this key cannot be reached, or collides with it: ours is as good.
                 if block in self._spoiled:
                     return

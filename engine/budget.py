@@ -19,28 +19,34 @@ FOLLOW: Final = 0.125
 
 
 class Budget:
-    """Pages that may still be copied in this step: `left`."""
+    """Pages that may still be copied in this step: `left`. The speed was measured at start; what is slower later (a
+    busy machine, checksums) is followed."""
 
     def __init__(self, pages_per_second: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._pages_per_second = pages_per_second
+        self._fastest = self._pages_per_second = pages_per_second
         self._clock = clock
         self._usual_s = UNDISTURBED_S
-        self._copied = clock()
+        self._renewed, self._copied_s = clock(), 0.0
         self.left = 0
 
     def renew(self, *, decoding: bool) -> None:
-        """A step begins; the time since `close` was the last one's."""
-        last_s = min(self._clock() - self._copied, UNDISTURBED_S / COPY_SHARE)
+        """A step begins; the time since the last one began, less what copies took, was that step's."""
+        now = self._clock()
+        last_s = min(now - self._renewed - self._copied_s, UNDISTURBED_S / COPY_SHARE)
+        self._renewed, self._copied_s = now, 0.0
         self._usual_s += FOLLOW * (last_s - self._usual_s)
         seconds = COPY_SHARE * min(last_s, self._usual_s) if decoding else UNDISTURBED_S
         self.left = max(1, int(seconds * self._pages_per_second))
 
-    def take(self, wanted: int) -> int:
-        """Some of the pages that are left, at most `wanted`."""
-        taken = min(wanted, self.left)
-        self.left -= taken
-        return taken
+    def spend(self, pages: int, since: float) -> None:
+        """So many pages were copied since then, by `now`."""
+        seconds = max(self._clock() - since, 1e-9)
+        self._copied_s += seconds
+        self.left = max(0, self.left - pages)
+        if pages:
+            seen = min(pages / seconds, self._fastest)
+            self._pages_per_second += FOLLOW * (seen - self._pages_per_second)
 
-    def close(self) -> None:
-        """This step's copies are done."""
-        self._copied = self._clock()
+    def now(self) -> float:
+        """Seconds, for `spend`."""
+        return self._clock()

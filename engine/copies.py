@@ -146,6 +146,11 @@ class Store:
     def __post_init__(self) -> None:
         self.limit = len(self.blocks)
 
+    @property
+    def left(self) -> int:
+        """Pages that are still to be begun."""
+        return max(0, self.limit - self.begun)
+
     def fail(self, page: int, error: TransferError) -> None:
         """Nothing from that page on is stored."""
         self.limit = min(self.limit, page)
@@ -166,7 +171,7 @@ class Stores:
     @property
     def next_pages(self) -> int:
         """Pages of the oldest store that were not begun."""
-        return self._queue[0].limit - self._queue[0].begun if self._queue else 0
+        return self._queue[0].left if self._queue else 0
 
     def add(self, store: Store) -> None:
         """Hold the blocks and queue the store. Its states go at once: the next step changes their rows."""
@@ -184,9 +189,9 @@ class Stores:
         for store in self._queue:
             if not left:
                 break
-            count = min(left, store.limit - store.begun)
-            left -= count
-            self._begin(store, count)
+            if count := min(left, store.left):
+                left -= count
+                self._begin(store, count)
         ended = []
         while self._queue and self._over(self._queue[0]):
             ended.append(self._end(self._queue.popleft()))
@@ -194,8 +199,6 @@ class Stores:
 
     def _begin(self, store: Store, count: int) -> None:
         start, end = store.begun, store.begun + count
-        if not count:
-            return
         try:
             ticket = self._transfer.store(np.array(store.blocks[start:end], np.int32), store.slots[start:end])
         except TransferError as error:
@@ -216,7 +219,7 @@ class Stores:
             except TransferError as error:
                 store.fail(start, error)
             store.parts.popleft()
-        return store.begun >= store.limit and self._states_over(store)
+        return not store.left and self._states_over(store)
 
     def _states_over(self, store: Store) -> bool:
         try:

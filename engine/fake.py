@@ -13,14 +13,13 @@ from collections import deque
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from engine.blocks import BlockManager
 from engine.fake_rows import BLOCK_TOKENS, GOES_ON, U64, Rows, Running, entries, mix, tokens_of, weighed
-from engine.fake_settings import FakeModel, FakePace, states_wanted
-from engine.fake_states import FIRST_STATE, KEEP_TOKENS, RING, STATE_BYTES, STATE_WINDOW, RollingStates
+from engine.fake_settings import FakeModel, FakePace, facts_of, states_wanted
+from engine.fake_states import RollingStates
 from engine.offload import Offload, StateRow
 from engine.prefix import Int32, Prefix
 from engine.protocol import RequestRefusedError, StepOutput
@@ -28,7 +27,6 @@ from hicache.pool import HostPool
 from hicache.transfer import open_transfer
 from ipc.messages import CacheStore, Event, Facts, Flag, Launch, Stats, Submit, TopLogprobs
 
-ENTRY_BYTES: Final = 8
 ID_BYTES: Final = 4
 # Pool when `--num-kv-blocks` is not given: 1M tokens in 8 MiB.
 DEFAULT_BLOCKS: Final = 8192
@@ -56,7 +54,7 @@ class FakeEngine:
         blocks = launch.num_kv_blocks or DEFAULT_BLOCKS
         stateful = states_wanted() if has_states is None else has_states
         self._states = RollingStates(launch.max_num_seqs) if stateful else None
-        self._facts = _facts(launch, model, blocks, stateful)
+        self._facts = facts_of(launch, model, blocks, stateful)
         # An answer ends by EOS_ODDS alone: no end of sequence is ever drawn as a word.
         self._words: U64 = np.setdiff1d(np.arange(model.vocab_size), model.eos_ids).astype(np.uint64)
         self._pace = pace or FakePace.from_environment()
@@ -316,31 +314,3 @@ class FakeEngine:
                 TopLogprobs(int(record["slot"]), int(record["generation"]), int(record["position"]), ids, ranks)
             )
         return found
-
-
-def _facts(launch: Launch, model: FakeModel, blocks: int, stateful: bool) -> Facts:
-    facts = Facts(
-        engine="fake",
-        model_type="fake",
-        dtype="uint64",
-        device="cpu",
-        vocab_size=model.vocab_size,
-        eos_ids=model.eos_ids,
-        max_model_len=launch.max_model_len or model.max_position_embeddings,
-        max_num_seqs=launch.max_num_seqs,
-        block_size=BLOCK_TOKENS,
-        num_blocks=blocks,
-        page_bytes=BLOCK_TOKENS * ENTRY_BYTES,
-        layout_digest="fake-1",
-    )
-    if not stateful:
-        return facts
-    return msgspec.structs.replace(
-        facts,
-        state_bytes=STATE_BYTES,
-        num_states=launch.max_num_seqs * RING,
-        state_window=STATE_WINDOW,
-        first_state=FIRST_STATE,
-        keep_tokens=KEEP_TOKENS,
-        layout_digest="fake-states-1",
-    )

@@ -1,4 +1,4 @@
-"""What the fake engine is told: its pace and kind by the environment, its vocabulary by the model folder.
+"""What the fake engine is told and tells: pace and kind from the environment, vocabulary from the model folder; facts.
 
 Promises that a bad value is named with its variable or file. Knows nothing about how the engine works.
 """
@@ -12,6 +12,11 @@ from typing import Annotated, Final
 
 import msgspec
 
+from engine.fake_rows import BLOCK_TOKENS
+from engine.fake_states import FIRST_STATE, KEEP_TOKENS, RING, STATE_BYTES, STATE_WINDOW
+from ipc.messages import Facts, Launch
+
+ENTRY_BYTES: Final = 8
 DEFAULT_MAX_MODEL_LEN: Final = 8192
 
 
@@ -59,6 +64,35 @@ class FakeModel(msgspec.Struct, frozen=True):
         """The ids that end a sequence, however they are written."""
         eos = self.eos_token_id
         return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+
+
+def facts_of(launch: Launch, model: FakeModel, blocks: int, has_states: bool) -> Facts:
+    """What the fake says of itself, with a pool of so many blocks."""
+    facts = Facts(
+        engine="fake",
+        model_type="fake",
+        dtype="uint64",
+        device="cpu",
+        vocab_size=model.vocab_size,
+        eos_ids=model.eos_ids,
+        max_model_len=launch.max_model_len or model.max_position_embeddings,
+        max_num_seqs=launch.max_num_seqs,
+        block_size=BLOCK_TOKENS,
+        num_blocks=blocks,
+        page_bytes=BLOCK_TOKENS * ENTRY_BYTES,
+        layout_digest="fake-1",
+    )
+    if not has_states:
+        return facts
+    return msgspec.structs.replace(
+        facts,
+        state_bytes=STATE_BYTES,
+        num_states=launch.max_num_seqs * RING,
+        state_window=STATE_WINDOW,
+        first_state=FIRST_STATE,
+        keep_tokens=KEEP_TOKENS,
+        layout_digest="fake-states-1",
+    )
 
 
 def _environment_number(name: str) -> float:

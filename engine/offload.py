@@ -101,7 +101,8 @@ class Offload:
         if prefix.started:
             return
         prefix.started = True
-        if self._copying is not None and prefix.plan.reuse and prefix.wants_load(self._has_states):
+        if prefix.plan.reuse and prefix.wants_load(self._has_states):
+            assert self._copying is not None
             prefix.loading = True
             row = state_row(len(prefix.slots)) if state_row is not None else -1
             self._copying.loads.add(Load(prefix, table, row))
@@ -116,12 +117,13 @@ class Offload:
         prefix.computed = True
         self._know(prefix, prefix.prompt, blocks)
         plan = prefix.plan
-        if self._copying is not None and stores_anything(plan):
+        if stores_anything(plan):
+            assert self._copying is not None
             slots = np.frombuffer(plan.store, "<u4")
             stored = blocks[plan.store_from : plan.store_from + len(slots)]
             # States before the one it began with have never been on the device.
-            states = [state for state in plan.store_states if state_row is not None and state[0] >= prefix.pages]
-            rows = np.array([state_row(pages) for pages, _ in states] if state_row else [], np.int32)
+            states = [state for state in plan.store_states if state[0] >= prefix.pages] if state_row is not None else []
+            rows = np.array([state_row(pages) for pages, _ in states] if state_row is not None else [], np.int32)
             state_slots = np.array([slot for _, slot in states], np.uint32)
             self._copying.stores.add(Store(plan.plan, stored, slots, state_slots, rows))
 
@@ -178,22 +180,21 @@ class Offload:
         """A step begins: carry on with copies, within this step's budget."""
         if self._copying is None:
             return
-        budget = self._copying.budget
-        budget.renew(decoding=decoding)
+        self._copying.budget.renew(decoding=decoding)
         if self._copying.busy:
             self._load(self._copying)
             # At least one page: loads must not hold up stores, which hold blocks that others wait for.
-            self._store(self._copying, max(1, budget.left))
-        budget.close()
+            self._store(self._copying, max(1, self._copying.budget.left))
 
     def relieve(self) -> bool:
         """Blocks are short: end the oldest store now. False: there is none."""
         if self._copying is None or not self._copying.stores:
             return False
         before = len(self._copying.stores)
+        self._store(self._copying, self._copying.stores.next_pages)
         while len(self._copying.stores) == before:
-            self._store(self._copying, self._copying.stores.next_pages)
-            self.rest()
+            time.sleep(TICKET_PAUSE_S)
+            self._store(self._copying, 0)
         return True
 
     def rest(self) -> None:
@@ -209,8 +210,9 @@ class Offload:
         return events
 
     def _load(self, copying: _Copying) -> None:
+        start = copying.budget.now()
         copied, ended = copying.loads.advance(copying.budget.left)
-        copying.budget.take(copied)
+        copying.budget.spend(copied, start)
         for load in ended:
             self._loaded(copying, load)
 
@@ -229,8 +231,9 @@ class Offload:
         self._loaded(self._copying, self._copying.loads.drop(prefix))
 
     def _store(self, copying: _Copying, pages: int) -> None:
+        start = copying.budget.now()
         begun, ended = copying.stores.advance(pages)
-        copying.budget.take(begun)
+        copying.budget.spend(begun, start)
         self._events += ended
 
     def _know(self, prefix: Prefix, tokens: Int32, blocks: list[int]) -> None:

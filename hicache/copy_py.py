@@ -39,7 +39,7 @@ def copy(dst: Any, dst_rows: Any, src: Any, src_rows: Any, threads: int) -> None
 
 
 def sums(buffer: Any, rows: Any, out: Any, threads: int) -> None:
-    """out[i] = checksum of buffer[rows[i]], as `csrc/page_copy.hpp` defines it. Raises ValueError."""
+    """out[i] = checksum of buffer[rows[i]], as `csrc/page_sum.hpp` defines it. Raises ValueError."""
     data = _matrix(buffer, "buffer")
     at = _rows(rows, len(data), "buffer")
     results = np.asarray(out)

@@ -78,12 +78,16 @@ class PageIndex:
         slots = slots[: self.pages.leading(slots, READY)]
         return self.pages.agreeing(slots, ids, root, NO_PARENT)
 
+    def locate(self, key: bytes) -> int:
+        """The slot of this key, ready or reserved; -1: there is none. See `find`."""
+        return int(self._buckets.find(key_words(key))[0])
+
     def find(self, key: bytes) -> Slots:
         """The path that ends with the page of this key; empty if there is none that is ready.
 
         Only for keys that a rank has from us: no tokens are compared.
         """
-        path = self.pages.path(int(self._buckets.find(key_words(key))[0]))
+        path = self.pages.path(self.locate(key))
         return path if self.pages.leading(path, READY) == len(path) else NO_SLOTS
 
     def keys(self, slots: Slots) -> bytes:

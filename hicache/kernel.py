@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -13,6 +14,8 @@ from typing import Final
 SOURCES: Final = Path(__file__).resolve().parent.parent / "csrc"
 FILES: Final = ("page_copy.cu", "page_copy_torch.cpp")
 NAME: Final = "deepinfer_page_copy"
+
+log = logging.getLogger(__name__)
 
 
 class KernelUnavailableError(RuntimeError):
@@ -30,6 +33,7 @@ def load() -> ModuleType:
 
     if torch.version.cuda is None:
         raise KernelUnavailableError("this torch is built without CUDA")
+    log.info("loading the page copy kernel; building it first takes about a minute")
     files = [str(SOURCES / name) for name in FILES]
     try:
         module: ModuleType = cpp_extension.load(NAME, files, extra_cflags=["-O2"], extra_cuda_cflags=["-O3"])

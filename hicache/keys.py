@@ -7,23 +7,19 @@ compares tokens all the same. `extend` is native (`csrc/page_keys.hpp`) or its t
 from __future__ import annotations
 
 import hashlib
-import importlib
-import logging
-from types import ModuleType
 from typing import TYPE_CHECKING, Final
+
+from hicache.native import load
 
 if TYPE_CHECKING:
     from hicache._keys import extend
 
-__all__ = ["KEY_BYTES", "PAGE_TOKENS", "extend", "load_keys", "root"]
+__all__ = ["KEY_BYTES", "PAGE_TOKENS", "extend", "root"]
 
 PAGE_TOKENS: Final = 128
 KEY_BYTES: Final = 16
 # Lengths in front of the parts of a root, so that ("ab", "c") and ("a", "bc") differ.
 _LENGTH_BYTES: Final = 8
-BUILD_HINT: Final = "build it with `python setup.py build_ext --inplace`"
-
-log = logging.getLogger(__name__)
 
 
 def root(*parts: bytes) -> bytes:
@@ -35,14 +31,5 @@ def root(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def load_keys() -> ModuleType:
-    """The native module, or its twin with a warning."""
-    try:
-        return importlib.import_module("hicache._keys")
-    except ImportError as error:
-        log.warning("the native page keys cannot be loaded (%s), using the slow Python ones: %s", error, BUILD_HINT)
-        return importlib.import_module("hicache.keys_py")
-
-
 if not TYPE_CHECKING:
-    extend = load_keys().extend
+    extend = load("hicache._keys", "hicache.keys_py").extend

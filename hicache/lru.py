@@ -20,6 +20,8 @@ class LruList:
         # One number more stands before the first and after the last.
         self._edge: Final = size
         self._links: Final = np.full((2, size + 1), _OUT, np.int32)
+        # What comes after each number; -1 stands for one that is not in the list.
+        self.after: Final = self._links[1]
         self._before: Final = self._links[0].data
         self._after: Final = self._links[1].data
         self.clear()

@@ -7,11 +7,13 @@ true.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from hicache import walks
 from hicache.buckets import Slots
 from hicache.keys import KEY_BYTES, PAGE_TOKENS
 from hicache.lru import LruList
@@ -21,8 +23,9 @@ FREE, RESERVED, READY, DOOMED = range(4)
 NO_PARENT: Final = -1
 NO_STATE: Final = -1
 NO_SLOTS: Final = np.zeros(0, np.int32)
-# Two tokens are compared at a time.
-_PAIRS: Final = PAGE_TOKENS // 2
+# Slots that are looked through at once for the next ready page, which is mostly the next slot.
+STRIDE: Final = 4096
+_ROW_BYTES: Final = 4 * PAGE_TOKENS
 
 Ids = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -41,7 +44,7 @@ class Pages:
         self.owner: Final = np.full(total, NOBODY, np.int64)
         self.sums: Final = np.zeros(total, np.uint64)
         # Like the roots of first pages, tokens take memory only once they are written.
-        self._tokens: Final = np.zeros((total, _PAIRS), np.int64)
+        self._tokens: Final = np.zeros((total, PAGE_TOKENS), np.int32)
         self._roots: Final = np.zeros((total, KEY_BYTES), np.uint8)
         self._free: Final = np.arange(total - 1, -1, -1, dtype=np.int32)
         self.free_count = total
@@ -73,7 +76,7 @@ class Pages:
             self._roots[slots[0]] = np.frombuffer(root, np.uint8)
         else:
             self.children[parent] += 1
-        self._tokens[slots] = ids.view(np.int64)
+        self._tokens[slots] = ids
 
     def agreeing(self, slots: Slots, ids: Ids, root: bytes, after: int) -> int:
         """How many of these slots are one path behind `after` (or at `root`) with just these `[n, 128]` tokens.
@@ -86,8 +89,7 @@ class Pages:
         if after == NO_PARENT and self._roots[slots[0]].tobytes() != root:
             return 0
         slots = slots[: 1 + _leading(self.parent[slots[1:]] == slots[:-1])]
-        same = self._tokens[slots] == ids[: len(slots)].view(np.int64)
-        return _leading(same.reshape(-1)) // _PAIRS
+        return walks.agreeing(self._tokens, slots, ids, _ROW_BYTES)
 
     def leading(self, slots: Slots, status: int) -> int:
         """How many of these slots have that status before the first that has not."""
@@ -95,35 +97,25 @@ class Pages:
 
     def path(self, slot: int) -> Slots:
         """The page in `slot` (or NO_PARENT: nothing) and all before it, first page first."""
-        parents, slots = self.parent.data, []
-        while slot != NO_PARENT:
-            slots.append(slot)
-            slot = parents[slot]
-        return np.array(slots[::-1], np.int32)
+        return np.frombuffer(walks.path(self.parent, slot), np.int32)
 
     def climb(self, slot: int, most: int, stays: LruList) -> Slots:
         """This page and the ones before it that lose their only child with it, at most so many, the last one first.
 
         It ends before a page that `stays`, is pinned or not ready.
         """
-        parents, children, pins, status = self.parent.data, self.children.data, self.pins.data, self.status.data
-        slots = [slot]
-        while len(slots) < most:
-            slot = parents[slot]
-            if slot == NO_PARENT or children[slot] != 1 or pins[slot] or status[slot] != READY or slot in stays:
-                break
-            slots.append(slot)
-        return np.array(slots, np.int32)
+        columns = self.parent, self.children, self.pins, self.status, stays.after
+        return np.frombuffer(walks.climb(columns, READY, slot, most), np.int32)
 
     def begins_with(self, slot: int, page: Ids) -> bool:
         """Whether a first page with these tokens `[128]` is ready in `slot`."""
         first = self.status[slot] == READY and self.parent[slot] == NO_PARENT
-        return bool(first) and bool(np.array_equal(self._tokens[slot], page.view(np.int64)))
+        return bool(first) and bool(np.array_equal(self._tokens[slot], page))
 
     def next_ready(self, start: int) -> int:
         """The first ready slot from `start` on, in a circle; -1: there is none."""
-        for first, part in ((start, self.status[start:]), (0, self.status[:start])):
-            ready = part == READY
+        for first in chain(range(start, self.total, STRIDE), range(0, start, STRIDE)):
+            ready: Flags = self.status[first : first + STRIDE] == READY
             if ready.any():
                 return first + int(ready.argmax())
         return -1

@@ -24,6 +24,7 @@ from hicache.memo import Memo
 from hicache.pages import NO_PARENT, NO_SLOTS, NO_STATE, Ids
 from hicache.scrub import Scrubber
 from hicache.shape import PoolShape
+from hicache.states import NOBODY
 from ipc.messages import CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored
 
 __all__ = ["Look", "Planner", "PoolShape", "RankCounts", "Reason", "Rules"]
@@ -172,10 +173,19 @@ class Planner:
             return None
         return CacheStore(hold.name, keys[found * KEY_BYTES :], hold.slots.astype(np.uint32).tobytes())
 
+    def storing(self, parent: bytes) -> int | None:
+        """The plan that is storing the page of this key: an offer behind it is declined until that has `settled`."""
+        slot = self.index.locate(parent)
+        owner = int(self.index.pages.owner[slot]) if slot != NO_PARENT else NOBODY
+        return None if owner == NOBODY else owner
+
     def drop_rank(self, rank: int) -> None:
         """Its process is gone: nobody reads or writes the slots of its plans any more."""
-        for hold in [hold for hold in self._holds.values() if hold.rank == rank]:
-            self._end(hold)
+        lost = [hold for hold in self._holds.values() if hold.rank == rank]
+        for hold in lost:
+            self._close(hold)
+        for hold in lost:  # who was waiting may plan at once, and then finds all of it free
+            self._tell(hold)
 
     # ---- the whole ----
 
@@ -201,10 +211,13 @@ class Planner:
         return hold
 
     def _end(self, hold: Hold) -> None:
+        self._close(hold)
+        self._tell(hold)
+
+    def _close(self, hold: Hold) -> None:
         del self._holds[hold.name]
         hold.close()
         self.rank_counts(hold.rank).inflight -= 1
-        self._tell(hold)
 
     def _tell(self, hold: Hold) -> None:
         waiters, hold.waiters = hold.waiters, []

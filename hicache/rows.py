@@ -57,7 +57,7 @@ def copy(dst: UInt8, dst_rows: Rows, src: UInt8, src_rows: Rows, threads: int = 
 
 
 def sums(buffer: UInt8, rows: Rows, threads: int = 1) -> UInt64:
-    """Checksums of these rows, as `csrc/page_copy.hpp` defines them, without the GIL.
+    """Checksums of these rows, as `csrc/page_sum.hpp` defines them, without the GIL.
 
     Raises ValueError for a row out of range.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from server.body import read
 from server.errors import InvalidRequestError, health_response
 from server.fields import DetokenizeRequest, TokenizeRequest
-from server.metrics_compat import VllmMetrics
+from server.metrics_compat import VllmMetrics, cache_counts
 from server.rank import Rank, RankState
 from server.services import CALL, SERVICES, Services
 
@@ -85,7 +86,8 @@ async def vllm_metrics(request: web.Request) -> web.Response:
     """`GET /metrics`, with `--metrics-compat vllm`: Prometheus text with vLLM's names."""
     services = request.app[SERVICES]
     name, waiting = services.config.served_model_name, services.submitter.waiting
-    return _prometheus(VllmMetrics(name, services.metrics, services.ranks, waiting).expose())
+    cached = partial(cache_counts, services.cache)
+    return _prometheus(VllmMetrics(name, services.metrics, services.ranks, waiting, cached).expose())
 
 
 def _prometheus(text: bytes) -> web.Response:

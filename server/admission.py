@@ -70,12 +70,20 @@ class Limits:
 class _Waiter:
     key: str
     tokens: int
+    recount: Callable[[], int]  # the tokens as they are by now
     turn: asyncio.Future[int]  # the index of the place whose promise it holds
 
     @property
     def gone(self) -> bool:
         """Cancelled, but its task has not run since and so has not left the line."""
         return self.turn.done()
+
+    def fits(self, place: Place) -> bool:
+        """Whether the place has room for it, also since less of it is left to compute than when it came."""
+        if place.has_room(self.tokens):
+            return True
+        self.tokens = self.recount()
+        return place.has_room(self.tokens)
 
 
 class Admission:
@@ -90,17 +98,18 @@ class Admission:
         """Requests and prompt tokens in a place's line."""
         return len(self._lines[index]), self._lines[index].cost
 
-    async def enter(self, index: int, key: str, tokens: int) -> int:
+    async def enter(self, index: int, key: str, tokens: int, recount: Callable[[], int] | None = None) -> int:
         """Wait for a turn at place `index`; returns the place that holds the promise, which may be another one.
 
-        The caller submits or calls `Place.forget`. Raises OverloadedError, RateLimitedError and NotReadyError.
+        The promise is for `tokens`, or for what `recount` said last. The caller submits or calls `Place.forget` with
+        these. Raises OverloadedError, RateLimitedError and NotReadyError.
         """
         line, place = self._lines[index], self._places[index]
         if not line and place.has_room(tokens):
             place.promise(tokens)
             return index
         self._check(index, key, tokens)
-        waiter = _Waiter(key, tokens, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(key, tokens, recount or (lambda: tokens), asyncio.get_running_loop().create_future())
         line.push(key, tokens, waiter)
         try:
             return await waiter.turn
@@ -111,8 +120,11 @@ class Admission:
     def advance(self, index: int) -> None:
         """A place may have room: give turns."""
         line, place = self._lines[index], self._places[index]
-        while (following := line.next()) is not None and place.ready and place.has_room(following[0]):
-            waiter = line.pop()
+        while place.ready and (following := line.next()) is not None:
+            waiter = following[1]
+            if not waiter.gone and not waiter.fits(place):
+                return
+            line.pop()
             if not waiter.gone:
                 place.promise(waiter.tokens)
                 waiter.turn.set_result(index)

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from hicache import keys
 from hicache.plan import Look, Planner, RankCounts, Reason, Rules
-from hicache.plan import PoolShape as PlannedShape
 from hicache.shape import PoolShape
 from ipc.errors import IpcError
 from ipc.messages import CacheForget, CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored, Facts, PoolFds
@@ -109,7 +108,7 @@ class Cache:
         """The pool is there: look prompts up from now on."""
         rules = Rules(facts.keep_tokens, facts.first_state, facts.state_window, facts.state_bytes > 0)
         self._keep_tokens = facts.keep_tokens
-        self._planner = Planner(PlannedShape(*shape), rules, verify_loads=self._verify_loads)
+        self._planner = Planner(shape, rules, verify_loads=self._verify_loads)
         numbers = f"{facts.page_bytes} {facts.state_bytes} {facts.keep_tokens}"
         # The keys of one server process mean nothing to anybody else, so nobody can make two prompts meet.
         secret = secrets.token_bytes(_SECRET_BYTES)
@@ -192,15 +191,24 @@ class Cache:
         if planner is not None:
             self.trust.guarded("stored", lambda: planner.stored(rank, event))
 
-    def offered(self, rank: int, event: CacheOffer) -> CacheStore | None:
-        """Slots for the pages of an answer; None where nothing is to be stored. Send it or withdraw it."""
+    def offered(self, rank: int, event: CacheOffer, send: Callable[[CacheStore], bool]) -> None:
+        """Send slots for the pages of an answer, once those before them are stored; a full ring loses them."""
         planner = self._planner
         if planner is None or not self.on:
-            return None
+            return
+        before = self.trust.guarded("storing", lambda: planner.storing(event.parent))
+        if before is not None:
+            self.settled(before, lambda: self._answer(planner, rank, event, send))
+        else:
+            self._answer(planner, rank, event, send)
+
+    def _answer(self, planner: Planner, rank: int, event: CacheOffer, send: Callable[[CacheStore], bool]) -> None:
         command = self.trust.guarded("offered", lambda: planner.offered(rank, event))
-        if command is not None:
-            self._storing[command.plan] = rank
-        return command
+        if command is None:
+            return
+        self._storing[command.plan] = rank
+        if not send(command):
+            self.withdraw(command)
 
     def drop_rank(self, rank: int) -> None:
         """Its process is gone: nobody reads or writes what it had pinned or reserved."""

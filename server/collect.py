@@ -9,6 +9,7 @@ dropped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from ipc.link import Drained, ServerLink
 from ipc.messages import (
     CacheLoaded,
     CacheOffer,
+    CacheStore,
     CacheStored,
     Event,
     Failed,
@@ -175,9 +177,13 @@ class Collector:
             case CacheStored():
                 cache.stored(rank, event)
             case CacheOffer():
-                command = cache.offered(rank, event)
-                if command is not None and not self._link.send(command):
-                    cache.withdraw(command)
+                cache.offered(rank, event, self._send)
+
+    def _send(self, command: CacheStore) -> bool:
+        """Perhaps some time later, when another rank's event has let it go on."""
+        with contextlib.suppress(IpcError):  # a broken link is the supervisor's to find
+            return not self._stopped and self._link.send(command)
+        return False
 
     def _expect_error(self, event: RequestError) -> None:
         stream = self._rank.slots.find(event.slot, event.generation)

@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from server.cache import Cache
 from server.metrics import Metrics
 from server.rank import Rank
 
@@ -32,9 +33,10 @@ class CacheCounts(NamedTuple):
     host_hits: int = 0
 
 
-def cache_counts(_: Rank) -> CacheCounts:
-    """What a rank's requests found cached: nothing, as no prefix outlives its request."""
-    return CacheCounts()
+def cache_counts(cache: Cache, rank: Rank) -> CacheCounts:
+    """What a rank's requests found cached; what its device had was not looked up in host memory."""
+    queries, device_hits, host_hits = cache.cache_counts(rank.index)
+    return CacheCounts(queries, device_hits, queries - device_hits, host_hits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class VllmMetrics:
     metrics: Metrics
     ranks: Sequence[Rank]
     waiting: Callable[[int], tuple[int, int]]
-    cached: Callable[[Rank], CacheCounts] = cache_counts
+    cached: Callable[[Rank], CacheCounts]
 
     def expose(self) -> bytes:
         """Prometheus text."""

@@ -13,8 +13,8 @@ from server.affinity import Homes
 from server.errors import NotReadyError
 from server.rank import Rank
 
-# How far behind a conversation's own rank may be: about a step of prompt tokens, and a few requests, which is less
-# than computing a long prefix again would cost.
+# How far behind a conversation's own rank may be: about a step of prompt tokens, and a few requests. Its device has
+# the conversation's pages; another rank has to copy them from the host, or to compute what is not cached there.
 MAX_EXTRA_TOKENS: Final = 32768
 MAX_EXTRA_REQUESTS: Final = 4
 

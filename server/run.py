@@ -31,6 +31,7 @@ from server.connection import serve
 from server.errors import ShuttingDownError
 from server.events import EventWriters
 from server.keys import KeyFileError, Keys
+from server.memory import keep_memory
 from server.metrics import Metrics
 from server.pool import SharedPool
 from server.process import become_subreaper
@@ -41,6 +42,7 @@ from server.services import Services
 from server.submit import Submitter
 from server.supervise import Supervisor
 from server.text import text_tools
+from server.tokenizer.encode import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ def run(config: Config) -> int:
 
 
 async def _serve(config: Config) -> int:
+    keep_memory()
     _raise_descriptor_limit()
     listener = _listen(config)
     become_subreaper()
@@ -123,10 +126,12 @@ class _Server:
             self._pool.on_fatal = self.fail
         supervisor.start()
         try:
-            runner = await self._open(listener)
+            runner, encoder = await self._open(listener)
             watching = [self._announce(listener), self._watch_lag(), *self._scrubbing()]
             watchers = [asyncio.create_task(work) for work in watching]
             await self._stop.wait()
+            # Whatever is still text would find no rank: it is told so now, and nobody waits for the threads.
+            encoder.close()
             await self._drain()
             for watcher in watchers:
                 watcher.cancel()
@@ -137,7 +142,7 @@ class _Server:
                 self._pool.close()
         return self._status
 
-    async def _open(self, listener: socket.socket) -> web.AppRunner:
+    async def _open(self, listener: socket.socket) -> tuple[web.AppRunner, Encoder]:
         text = await asyncio.to_thread(text_tools, self._config, self._metrics)
         writers = await asyncio.to_thread(EventWriters, text.tokenizer)
         services = Services(
@@ -151,11 +156,12 @@ class _Server:
             shutdown_timeout=FAREWELL_S,
         )
         await runner.setup()
+        text.encoder.warm_up()  # in the loop's thread: it encodes short texts itself
         # What is loaded by now stays: collections need not walk it again, request after request.
         gc.collect()
         gc.freeze()
         await serve(runner, listener, self._tls, BACKLOG)
-        return runner
+        return runner, text.encoder
 
     async def _announce(self, listener: socket.socket) -> None:
         for rank in self._ranks:

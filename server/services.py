@@ -17,7 +17,7 @@ from server.account import Account, Call
 from server.cache import Cache
 from server.changes import Changed, Conversations
 from server.config import Config
-from server.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from server.errors import ContextLengthError, InvalidRequestError, ShuttingDownError, UnknownModelError
 from server.events import EventWriters
 from server.explain import Recent
 from server.fields import Message, SamplingFields
@@ -29,7 +29,7 @@ from server.render import Renderer
 from server.sampling import SEEDS, sampling_of
 from server.submit import Submitter
 from server.tokenizer.encode import Encoder
-from server.tokenizer.errors import EncodeError
+from server.tokenizer.errors import EncodeError, EncoderClosedError
 from server.tokenizer.load import TextTokenizer
 from server.tokenizer.typed import Prompt
 from server.turns import Turns
@@ -71,7 +71,10 @@ class Services:
             return self.renderer.render(messages, add_generation_prompt=add_generation_prompt)
 
     async def encode(self, prompt: str | Prompt, param: str, *, add_special_tokens: bool) -> Ids:
-        """Ids of a prompt, off the loop when it is long. Raises InvalidRequestError naming the field."""
+        """Ids of a prompt, off the loop when it is long.
+
+        Raises InvalidRequestError and ContextLengthError naming the field, and ShuttingDownError.
+        """
         size = len(prompt if isinstance(prompt, str) else prompt.text)
         self._check_length(size, param)
         await self.turns.breathe(size)
@@ -79,6 +82,8 @@ class Services:
             ids = await self.encoder.encode_async(prompt, add_special_tokens)
         except EncodeError as error:
             raise InvalidRequestError(f"{param}: {error}", param) from error
+        except EncoderClosedError:
+            raise ShuttingDownError("the server is shutting down") from None
         await self.turns.breathe(size)
         return ids
 

@@ -2,12 +2,15 @@
 
 The response is opened by the first event, or by a comment that keeps the connection alive while nothing comes; a
 failure before that still has its own status, later it can only be an event. A reader that takes nothing any more is
-cut off after STALL_TIMEOUT_S, and until then costs at most HIGH_WATER of buffered bytes and what one batch adds.
+cut off after STALL_TIMEOUT_S, and until then costs at most HIGH_WATER of buffered bytes and what one batch adds, beside
+what the kernel holds (`connection.SEND_BUFFER`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from types import TracebackType
 from typing import Final, Self
@@ -28,6 +31,8 @@ LOW_WATER: Final = 16 * 1024
 STALL_TIMEOUT_S: Final = 30.0
 # How often a stalled reader is looked at; nothing tells us when the kernel took some bytes.
 DRAIN_POLL_S: Final = 0.05
+# SO_LINGER, on and for no time: what the kernel still holds for the client is dropped when the connection is closed.
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 _HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -115,7 +120,7 @@ class EventStream:
             if waiting is None or size < waiting:
                 waiting, since = size, time.monotonic()
             elif time.monotonic() - since > STALL_TIMEOUT_S:
-                transport.abort()
+                _reset(transport)
                 raise ReaderStalledError(f"the client took nothing of {size} bytes for {STALL_TIMEOUT_S:.0f} s")
             await asyncio.sleep(DRAIN_POLL_S)
 
@@ -139,3 +144,9 @@ class EventStream:
 def event(data: bytes) -> bytes:
     """One event around a JSON document (JSON has no raw line breaks)."""
     return b"data: " + data + b"\n\n"
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """End a connection whose client reads nothing. After a mere close the kernel would go on offering it the rest."""
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()

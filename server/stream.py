@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,10 @@ Ids = npt.NDArray[np.int32]  # [n] the tokens of those records, contiguous
 Sink = Callable[[Ids], bool]  # False: give the next batches to the handler again
 
 NO_RECORDS: Records = np.empty(0, TOKEN_DTYPE)
+
+# A batch is a view that keeps a whole step's records alive, so of a stalled reader's stream no more than this many wait
+# as they came: more become one array of 32 bytes a token.
+MAX_BATCHES: Final = 64
 
 
 class TokenStream:
@@ -60,6 +65,8 @@ class TokenStream:
             return
         if len(records):
             self._queue.append(records)
+            if len(self._queue) > MAX_BATCHES:
+                self._queue = [np.concatenate(self._queue)]
         if finish:
             self._end(finish)
         self._wake()

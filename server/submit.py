@@ -6,7 +6,9 @@ and what the cache pinned are given back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,9 @@ from server.route import Router
 from server.stream import TokenStream
 from server.twins import Twins
 from server.work import Work
+
+# The first of a line is looked up again at most so often: a long prompt costs the loop some tenths of a millisecond.
+LOOK_INTERVAL_S: Final = 0.05
 
 
 class Submitter:
@@ -77,14 +82,13 @@ class Submitter:
         def choose() -> int:
             return self._router.choose(work.session)
 
-        prospect = await self.twins.follow(work, self._cache.look(work), choose)
+        found = _Found(self._cache, work, await self.twins.follow(work, self._cache.look(work), choose))
         self._check_open()
-        tokens = prospect.tokens
-        index = await self._admission.enter(choose(), work.caller, tokens)
-        rank = self._ranks[index]
+        index = await self._admission.enter(choose(), work.caller, found.prospect.tokens, found.again)
+        rank, tokens = self._ranks[index], found.prospect.tokens
         try:
             self._check_open()
-            return self._start(rank, work, prospect)
+            return self._start(rank, work, found.prospect)
         finally:
             rank.forget(tokens)
             rank.made_room()
@@ -131,3 +135,23 @@ class Submitter:
         if not rank.submit(stream, place[0], request):
             raise OverloadedError(f"the submit ring of rank {rank.index} is full")
         return stream
+
+
+class _Found:
+    """What the cache has of a prompt, looked up again while it waits: others may have stored its pages meanwhile."""
+
+    def __init__(self, cache: Cache, work: Work, prospect: Prospect) -> None:
+        self.prospect = prospect
+        self._cache = cache
+        self._work = work
+        self._looked = time.monotonic()
+
+    def again(self) -> int:
+        """Tokens to compute by now, or some moments ago."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_INTERVAL_S:
+            waited_s = self.prospect.reuse.waited_s
+            self.prospect = self._cache.look(self._work)
+            self.prospect.reuse.waited_s = waited_s
+            self._looked = now
+        return self.prospect.tokens

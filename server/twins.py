@@ -19,6 +19,8 @@ from server.work import Work
 
 # Below it a wait for the other's store, which ends some steps after its prompt, costs more than it saves.
 MIN_TOKENS: Final = 4 * PAGE_TOKENS
+# By how much a wait may be longer than computing: it leaves the rank's time to others.
+SLACK_TOKENS: Final = MIN_TOKENS
 # Times as long as the owner's rank should take for all it has to compute: then something holds it up.
 PATIENCE: Final = 2.0
 MIN_WAIT_S: Final = 1.0
@@ -82,8 +84,9 @@ class Twins:
         owner = self._cache.owner(look.waits_for)
         if owner is None or not self._ranks[owner].ready:
             return None
-        # Both would start after what is there already; the wait saves what the twin computes.
-        return owner if self._behind(owner) <= self._behind(choose()) + look.twin_tokens else None
+        # The wait ends when the owner's rank has done all it has; computing, when ours has done what it has and these.
+        longer = self._behind(owner) - self._behind(choose()) - look.twin_tokens
+        return owner if longer <= SLACK_TOKENS else None
 
     def _patience(self, owner: int) -> float:
         rate = self._ranks[owner].prefill_rate

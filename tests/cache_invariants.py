@@ -69,7 +69,7 @@ def found_slots(index: PageIndex) -> set[int]:
         at = first
         while at >= 0:
             found.append(at)
-            assert int(buckets.keys[at, 0]) & int(buckets._mask) == bucket
+            assert int(buckets.keys[at, 0]) % len(buckets._heads) == bucket
             at = int(buckets._next[at])
     assert len(set(found)) == len(found)
     return set(found)

@@ -48,6 +48,8 @@ class Rig:
         pages, states = noise((BLOCKS, shape.page_bytes), 3), noise((STATE_ROWS, shape.state_bytes), 4)
         environ = {"DEEPINFER_CACHE_FAULTS": faults}
         self.transfer: Transfer
+        self._pages: UInt8 | torch.Tensor
+        self._states: UInt8 | torch.Tensor
         if device == "cpu":
             self._pages, self._states = pages, states
             self.transfer = open_transfer(pages, states if with_states else None, pool, 2, environ)

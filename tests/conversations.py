@@ -1,75 +1,77 @@
-"""Requests over HTTP as the tests of the prefix cache need them: prompts that share pages, and what was reused of each."""
+"""Conversations that branch, over engines that share a cache, each turn beside an engine that has none.
+
+A turn resends some beginning of what was said before, cut anywhere, and something new behind it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-import aiohttp
 import numpy as np
 
-from hicache.keys import PAGE_TOKENS
-from tests.http_calls import TEXT, post
-from tests.serving import RunningServer
+from engine.protocol import Engine
+from ipc.messages import Finish, Submit
+from tests.cache_server import CacheServer
 
-# Greedy and of a fixed length, so that an answer depends on its prompt's pages alone.
-FIXED: Final = {"temperature": 0, "ignore_eos": True, "max_tokens": 8}
-ASCII: Final = 128  # ids below are characters of the byte tokenizer
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One answer and what its prompt reused."""
-
-    text: str
-    cached: int
-    device: int
-    host: int
-    why: str
+Answer = list[int]
+Ask = Callable[[int, list[int]], Submit]
+"""Slot and prompt -> the request."""
 
 
-def prompt(pages: float, seed: int = 0) -> list[int]:
-    """So many pages of a prompt; a longer one of the same seed begins with a shorter one."""
-    drawn = np.random.default_rng(seed).integers(0, ASCII, 64 * PAGE_TOKENS)
-    return drawn[: int(pages * PAGE_TOKENS)].tolist()  # type: ignore[no-any-return]
+def answer_alone(engine: Engine, request: Submit) -> Answer:
+    """What an engine answers to one request."""
+    engine.add(request)
+    found: Answer = []
+    while engine.has_work():
+        found += [int(record["token"]) for record in engine.step().records]
+    return found
 
 
-async def ask(client: aiohttp.ClientSession, ids: list[int], **fields: Any) -> Reply:
-    """Ask for a completion, then how it came about."""
-    async with client.post(TEXT, json={"prompt": ids, **FIXED, **fields}) as answer:
-        document = await answer.json()
-        assert answer.status == 200, document
-        request_id = answer.headers["X-Request-ID"]
-    (told,) = (await explained(client, request_id))["prompts"]
-    usage = document["usage"]
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    assert (usage["prompt_tokens"], cached) == (len(ids), told["cached_tokens"])
-    text = document["choices"][0]["text"]
-    return Reply(text, cached, told["cached_device"], told["cached_host"], told["why_not_more"])
+def run(server: CacheServer, rank: int) -> dict[int, Answer]:
+    """Step one engine until nothing is left to do; tokens by slot."""
+    found: dict[int, Answer] = {}
+    while server.engines[rank].has_work():
+        for record in server.step(rank).records:
+            assert record["finish"] != Finish.ERROR
+            found.setdefault(int(record["slot"]), []).append(int(record["token"]))
+    return found
 
 
-async def explained(client: aiohttp.ClientSession, request_id: str) -> dict[str, Any]:
-    """What the server says of a request."""
-    async with client.get(f"/deepinfer/requests/{request_id}") as answer:
-        found: dict[str, Any] = await answer.json()
-        assert answer.status == 200, found
+@dataclass
+class Talk:
+    """One conversation after another; `said` is all that can be branched from."""
+
+    server: CacheServer
+    ask: Ask
+    vocabulary: int
+    seed: int = 0
+    said: list[list[int]] = field(default_factory=list)
+    device_tokens: int = 0
+    host_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+
+    def new_tokens(self, count: int) -> list[int]:
+        """Ordinary ids."""
+        found: list[int] = self.random.integers(3, self.vocabulary, count).tolist()
         return found
 
+    def prompt(self, cut: int, more: int) -> list[int]:
+        """The first `cut` tokens of something said before, and new ones."""
+        before = self.said[int(self.random.integers(len(self.said)))] if self.said else []
+        return before[:cut] + self.new_tokens(more)
 
-async def ask_both(client: aiohttp.ClientSession, ids: list[int], **fields: Any) -> Reply:
-    """With the cache, and without: the answers must be the same. Returns the former."""
-    reply = await ask(client, ids, **fields)
-    bypassed = await ask(client, ids, prefix_cache=False, **fields)
-    assert (bypassed.cached, bypassed.why) in ((0, "bypassed"), (0, "disabled"), (0, "off"))
-    assert reply.text == bypassed.text
-    return reply
-
-
-async def reset(client: aiohttp.ClientSession) -> dict[str, Any]:
-    """Drop all that is cached."""
-    return await post(client, "/deepinfer/cache/reset")
-
-
-def cache_metric(server: RunningServer, name: str, **labels: str) -> float:
-    """A sample of the cache."""
-    return server.metric(name, "deepinfer_hicache", **labels)
+    def turn(self, prompt: list[int], *, reuse: bool = True) -> tuple[Submit, Answer]:
+        """Ask one of the engines; what it said is remembered."""
+        rank = int(self.random.integers(len(self.server.engines)))
+        request = self.ask(0, prompt)
+        self.server.submit(rank, request, reuse=reuse)
+        answer = run(self.server, rank)[0]
+        device, host = self.server.hit(0)
+        assert reuse or (device, host) == (0, 0)
+        self.device_tokens += device
+        self.host_tokens += host
+        self.said.append(prompt + answer)
+        return request, answer

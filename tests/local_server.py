@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -126,13 +127,10 @@ async def local_server(
     ranks: int = 1,
     seqs: int = 4,
     keys: Keys | None = None,
-    send_buffer: int = 0,
+    tls: ssl.SSLContext | None = None,
     **config: Any,
 ) -> AsyncIterator[LocalServer]:
-    """A server of `ranks` ready ranks that run `seqs` sequences each; `config` are fields of its Config.
-
-    `send_buffer` bounds what the kernel holds for a client that does not read; 0 leaves it to the kernel.
-    """
+    """A server of `ranks` ready ranks that run `seqs` sequences each; `config` are fields of its Config."""
     async with AsyncExitStack() as stack:
         pairs = [stack.enter_context(rank_pair(seqs, index)) for index in range(ranks)]
         services = services_of(tokenizer, pairs, keys or Keys(), Config(served_model_name=NAME, **config))
@@ -146,9 +144,7 @@ async def local_server(
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         listener = socket.create_server(("127.0.0.1", 0))
-        if send_buffer:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        server = await serve(runner, listener, None, BACKLOG)
+        server = await serve(runner, listener, tls, BACKLOG)
         stack.callback(server.close)
         yield LocalServer(services, pairs, runner, f"http://127.0.0.1:{listener.getsockname()[1]}")
 

@@ -16,7 +16,7 @@ from engine.loop import RankLoop
 from ipc.layout import TOKEN_DTYPE
 from ipc.link import EngineLink, ServerLink
 from ipc.link_memory import LinkShape
-from ipc.messages import Cancel, Event, Finish, Flag, Shutdown, Stats, Submit
+from ipc.messages import CacheForget, CacheStore, Cancel, Event, Finish, Flag, Shutdown, Stats, Submit
 from tests.serving import DEADLINE_S
 
 SHAPE: Final = LinkShape(submit_bytes=1 << 20, event_bytes=1 << 16, token_records=64)
@@ -33,7 +33,7 @@ class LoopUnderTest:
         self.events: list[Event] = []
         self.records: npt.NDArray[np.void] = np.empty(0, TOKEN_DTYPE)
 
-    def send(self, *commands: Submit | Cancel | Shutdown) -> None:
+    def send(self, *commands: Submit | Cancel | Shutdown | CacheStore | CacheForget) -> None:
         for command in commands:
             assert self.server.send(command)
 

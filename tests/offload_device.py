@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -119,3 +121,21 @@ def plan_of(
 def keys_of(tokens: Int32) -> list[bytes]:
     """Keys of its whole pages."""
     return split(extend(ROOT, tokens))
+
+
+@contextmanager
+def device_of(**fields: Any) -> Iterator[Device]:
+    device = Device(**fields)
+    yield device
+    assert device.blocks.used == 0
+    assert not device.offload.busy
+    device.close()
+
+
+def answers_to_the_end(device: Device) -> list[Any]:
+    """Steps beside decodes until nothing is left to copy or to say."""
+    events = []
+    while device.offload.busy:
+        device.offload.pump(decoding=True)
+        events += device.answers()
+    return events

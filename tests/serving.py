@@ -52,13 +52,18 @@ class RunningServer:
     """Started and ready inside its `with` block. `flags` follow `--engine fake --model MODEL --port 0`."""
 
     def __init__(
-        self, model: Path, *flags: str, environ: Mapping[str, str] | None = None, end_by: int = signal.SIGTERM
+        self,
+        model: Path,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        end_by: int = signal.SIGTERM,
+        program: str = "server",
     ) -> None:
         self.address = ""
         self.seen: set[int] = set()
         self._end_by = end_by
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the server
-        self.process = start(["--model", str(model), *flags], environ, self._log.fileno())
+        self.process = start(["--model", str(model), *flags], environ, self._log.fileno(), program)
 
     def __enter__(self) -> Self:
         try:
@@ -150,9 +155,11 @@ class RunningServer:
         self._log.close()
 
 
-def start(flags: Sequence[str], environ: Mapping[str, str] | None, log: int) -> subprocess.Popen[str]:
+def start(
+    flags: Sequence[str], environ: Mapping[str, str] | None, log: int, program: str = "server"
+) -> subprocess.Popen[str]:
     """`python -m server` with fake engines on a free port, its log going to a descriptor."""
-    command = [sys.executable, "-m", "server", "--engine", "fake", "--port", "0", "--hicache-size-gb", POOL_GB, *flags]
+    command = [sys.executable, "-m", program, "--engine", "fake", "--port", "0", "--hicache-size-gb", POOL_GB, *flags]
     return subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **(environ or {})}, stdout=subprocess.PIPE, stderr=log, text=True
     )

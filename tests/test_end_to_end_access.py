@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,11 +12,10 @@ import aiohttp
 import pytest
 
 from tests.byte_tokenizer import write_model
+from tests.certificate import make_certificate
 from tests.http_calls import FIXED, HELLO, TEXT, post, refusal, stream
 from tests.serving import DEADLINE_S, RunningServer, eventually
 from tests.test_end_to_end_lifecycle import ended
-
-OPENSSL = shutil.which("openssl")
 
 
 @pytest.fixture(scope="module")
@@ -99,17 +96,7 @@ def test_a_key_file_that_cannot_be_used_is_a_configuration_error(model: Path, tm
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-made certificate for 127.0.0.1 and its key."""
-    if OPENSSL is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    files = folder / "cert.pem", folder / "key.pem"
-    command = [
-        OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-        "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
-        "-out", str(files[0]), "-keyout", str(files[1]),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
-    return files
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 async def test_https_streams_and_answers_like_http(model: Path, certificate: tuple[Path, Path]) -> None:

@@ -19,12 +19,12 @@ import pytest
 
 from bench.check_prefix_cache import SENTENCE
 from engine.demo import demo_folder
-from engine.fake import ENTRY_BYTES
+from engine.fake_settings import ENTRY_BYTES
 from engine.fake_states import STATE_BYTES
 from hicache.keys import PAGE_TOKENS
 from tests.branching import Comparer, Comparison, Kind, Reply, Uncached
 from tests.byte_tokenizer import write_model
-from tests.conversations import cache_metric
+from tests.cached_replies import cache_metric
 from tests.http_calls import post
 from tests.serving import RunningServer
 

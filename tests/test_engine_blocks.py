@@ -211,6 +211,14 @@ def test_keys_that_collide_are_a_miss(a: Chain, b: Chain, weak: int) -> None:
             assert any(other[: number + 1] == chain[: number + 1] for other in owners)
 
 
+def test_two_pages_of_one_prompt_with_the_same_key_can_both_be_given_up() -> None:
+    manager = BlockManager(3)
+    blocks = filled(manager, (0, 1, 2, 3), [b"same" * 4, b"same" * 4, b"same" * 4])
+    manager.give_back(blocks)
+    assert sorted(manager.take() for _ in range(3)) == [0, 1, 2]
+    assert manager.cached == 0
+
+
 def test_pages_are_followed_from_anywhere_but_only_one_behind_the_other() -> None:
     manager = BlockManager(8)
     chain = (0, 1, 2, 3, 4)

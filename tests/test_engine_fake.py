@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.fake import FakeEngine
-from engine.fake_rows import BLOCK_TOKENS
+from engine.fake_rows import BLOCK_TOKENS, tokens_of
 from engine.fake_settings import FakePace
 from engine.protocol import RequestRefusedError
-from ipc.messages import Finish, Flag, Submit, TopLogprobs
+from ipc.messages import Finish, Flag, Launch, LinkFds, Submit, TopLogprobs
 from tests.byte_tokenizer import EOS, MAX_MODEL_LEN, VOCAB_SIZE, write_model
 from tests.fake_engine import NO_PACE, PROMPT, engine_of, request
 
@@ -249,3 +249,28 @@ def test_the_pace_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("DEEPINFER_FAKE_STEP_MS", "5")
     monkeypatch.setenv("DEEPINFER_FAKE_PREFILL_TOKENS_PER_S", "1000")
     assert FakePace.from_environment() == FakePace(step_s=0.005, prefill_token_s=0.001)
+
+
+def test_states_are_asked_for_by_the_environment(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launch(0, 1, "fake", str(model), LinkFds(0, 0, 0), 0)
+    plain = FakeEngine(launch, NO_PACE).facts
+    assert (plain.state_bytes, plain.keep_tokens, plain.state_window, plain.first_state) == (0, 1, 0, 0)
+    monkeypatch.setenv("DEEPINFER_FAKE_STATES", "1")
+    facts = FakeEngine(launch, NO_PACE).facts
+    assert (facts.state_bytes, facts.keep_tokens, facts.state_window, facts.first_state) == (64, 140, 652, 256)
+    assert facts.layout_digest != plain.layout_digest
+    monkeypatch.setenv("DEEPINFER_FAKE_STATES", "yes")
+    with pytest.raises(ValueError, match="DEEPINFER_FAKE_STATES must be 0 or 1, got 'yes'"):
+        FakeEngine(launch, NO_PACE)
+
+
+def test_an_answer_tells_its_tokens_back(model: Path) -> None:
+    """What a page holds can be read as the tokens that made it, which is how generated pages get their keys."""
+    engine = engine_of(model)
+    engine.add(request(0, list(range(250)), 134))
+    while engine.stats().decode_tokens < 133:
+        engine.step()
+    row = int(np.flatnonzero(engine._rows.live)[0])
+    held = tokens_of(engine._entries(row, 0, 2))
+    assert held[:250].tolist() == list(range(250))
+    assert held[250:].tolist() == answer(engine_of(model), list(range(250)), 6)

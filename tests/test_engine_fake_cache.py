@@ -15,7 +15,7 @@ from engine.fake import FakeEngine
 from hicache.faults import VARIABLE
 from tests.byte_tokenizer import write_model
 from tests.cache_server import CacheServer
-from tests.engine_conversations import Talk, answer_alone, run
+from tests.conversations import Talk, answer_alone, run
 from tests.fake_engine import engine_of, request
 
 VOCABULARY = 250
@@ -123,11 +123,12 @@ def test_a_turn_hits_on_another_engine_than_stored_it(model: Path, stateful: boo
         assert server.hit(0) == (0, 640 if stateful else 768)
 
 
-@pytest.mark.parametrize("harm", ["page", "state"])
+HARMS = [("page", False), ("page", True), ("state", True)]
+
+
+@pytest.mark.parametrize(("harm", "stateful"), HARMS)
 def test_a_wrong_byte_on_the_host_changes_the_answer(model: Path, stateful: bool, harm: str) -> None:
     """The negative control: what is loaded is what is answered from."""
-    if harm == "state" and not stateful:
-        pytest.skip("no states")
     with served(model, stateful=stateful) as server:
         prompt = list(range(200)) * 4
         server.submit(0, request(0, prompt))
@@ -138,10 +139,8 @@ def test_a_wrong_byte_on_the_host_changes_the_answer(model: Path, stateful: bool
         assert run(server, 0)[0] != first
 
 
-@pytest.mark.parametrize("harm", ["page", "state"])
+@pytest.mark.parametrize(("harm", "stateful"), HARMS)
 def test_a_wrong_byte_that_a_checksum_shows_does_not(model: Path, stateful: bool, harm: str) -> None:
-    if harm == "state" and not stateful:
-        pytest.skip("no states")
     with served(model, stateful=stateful, verify_loads=True) as server:
         prompt = list(range(200)) * 4
         server.submit(0, request(0, prompt))
@@ -154,6 +153,23 @@ def test_a_wrong_byte_that_a_checksum_shows_does_not(model: Path, stateful: bool
         event = server.loaded[0, 1]
         assert event.bad == (4 if harm == "page" else 5)
         assert (event.device_tokens, event.host_tokens) == ((0, 0) if stateful else (256, 256))
+
+
+def test_one_whose_state_is_bad_computes_into_blocks_of_its_own(model: Path) -> None:
+    with served(model, stateful=True, engines=1, verify_loads=True) as server:
+        engine, prompt = server.engines[0], list(range(200)) * 4
+        server.submit(0, request(0, prompt))
+        run(server, 0)
+        server.submit(0, request(1, prompt, 500))  # holds eleven blocks, five of them for others to share
+        for _ in range(5):
+            server.step(0)
+        assert server.hit(1) == (640, 0)
+        server.harm(states=True)
+        server.submit(0, request(2, prompt, 20))
+        for _ in range(3):
+            server.step(0)
+        assert (server.loaded[2, 1].bad, engine.stats().blocks_used) == (5, 11 + 7)
+        run(server, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,9 +15,18 @@ from engine.fake import FakeEngine
 from engine.fake_settings import FakePace
 from engine.loop import COMMANDS_PER_PASS, RankLoop
 from engine.protocol import StepOutput
+from hicache.keys import extend
+from hicache.pool import PoolFiles
+from hicache.shape import PoolShape
 from ipc.heartbeat import EngineState
 from ipc.link import EngineLink, ServerLink
 from ipc.messages import (
+    CacheForget,
+    CacheLoaded,
+    CacheOffer,
+    CachePlan,
+    CacheStore,
+    CacheStored,
     Cancel,
     Finish,
     Launch,
@@ -22,9 +35,9 @@ from ipc.messages import (
     Shutdown,
     Submit,
 )
-from tests.byte_tokenizer import write_model
+from tests.byte_tokenizer import MAX_MODEL_LEN, write_model
 from tests.fake_engine import engine_of, request
-from tests.loop_thread import SHAPE, running_loop
+from tests.loop_thread import SHAPE, LoopUnderTest, running_loop
 from tests.serving import eventually
 
 
@@ -141,6 +154,64 @@ def test_a_rank_that_is_not_read_stops_stepping_and_loses_nothing(model: Path) -
         under_test.read_until(lambda: len(under_test.ends()) == 4)
         for submit in many:
             assert under_test.tokens(submit.slot) == expected(model, submit)
+
+
+@contextmanager
+def loop_with_pool(model: Path) -> Iterator[LoopUnderTest]:
+    engine, files = engine_of(model), PoolFiles.create()
+    pool = files.size(PoolShape(8, engine.facts.page_bytes, 0, 0))
+    engine.attach(pool)
+    with running_loop(engine) as under_test:
+        yield under_test
+    engine.close()
+    pool.close()
+    files.close()
+
+
+def answers_of(under_test: LoopUnderTest) -> list[CacheLoaded | CacheStored | CacheOffer]:
+    return [event for event in under_test.events if isinstance(event, CacheLoaded | CacheStored | CacheOffer)]
+
+
+def planned(submit: Submit, number: int) -> Submit:
+    """With a plan that loads nothing and stores its first page."""
+    ids = np.frombuffer(submit.ids, "<i4")
+    plan = CachePlan(number, b"r" * 16, extend(b"r" * 16, ids), store=number.to_bytes(4, "little"))
+    return msgspec.structs.replace(submit, cache=plan)
+
+
+def test_offered_pages_are_stored_and_forgotten_ones_are_not_found(model: Path) -> None:
+    with loop_with_pool(model) as under_test:
+        under_test.send(planned(request(0, max_tokens=100), 1))
+        under_test.read_until(lambda: len(answers_of(under_test)) == 3)
+        loaded, stored, offer = sorted(answers_of(under_test), key=lambda event: isinstance(event, CacheOffer))
+        assert loaded == CacheLoaded(1)
+        assert isinstance(stored, CacheStored)
+        assert isinstance(offer, CacheOffer)
+        assert len(offer.keys) == 16
+        command = CacheStore(2, offer.keys, (5).to_bytes(4, "little"))
+        under_test.send(command, CacheForget(), msgspec.structs.replace(command, plan=3))
+        under_test.read_until(lambda: len(answers_of(under_test)) == 5)
+        found = {event.plan: event.pages for event in answers_of(under_test) if isinstance(event, CacheStored)}
+        assert found == {1: 1, 2: 1, 3: 0}
+        under_test.send(planned(request(1), 4))
+        under_test.read_until(lambda: CacheLoaded(4) in answers_of(under_test))
+        under_test.read_until(under_test.idle_with_nothing_held)
+
+
+@pytest.mark.parametrize("refused", [{"ids": [999] * 130}, {"ids": [1] * MAX_MODEL_LEN}])
+def test_the_plan_of_a_refused_request_is_answered(model: Path, refused: dict[str, Any]) -> None:
+    with loop_with_pool(model) as under_test:
+        under_test.send(planned(request(0, **refused), 1), planned(request(1), 2))
+        under_test.read_until(lambda: len(under_test.ends()) == 2)
+        assert under_test.ends() == {0: Finish.ERROR, 1: Finish.LENGTH}
+        assert answers_of(under_test)[:2] == [CacheLoaded(1), CacheStored(1)]
+
+
+def test_a_plan_for_a_rank_without_a_pool_is_refused_and_answered(model: Path) -> None:
+    with running_loop(engine_of(model)) as under_test:
+        under_test.send(planned(request(), 1))
+        under_test.read_until(lambda: under_test.ends() == {0: Finish.ERROR})
+        assert answers_of(under_test) == [CacheLoaded(1), CacheStored(1)]
 
 
 def test_shutdown_leaves_the_loop_with_requests_running(model: Path) -> None:

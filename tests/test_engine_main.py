@@ -14,9 +14,27 @@ from typing import Any
 import msgspec
 import pytest
 
+from hicache.pool import PoolFiles
+from hicache.shape import PoolShape
+from ipc.heartbeat import EngineState
 from ipc.link import ServerLink
-from ipc.messages import Event, Failed, Launch, LinkFds, Ready, Shutdown
+from ipc.messages import (
+    CacheAttach,
+    CacheForget,
+    CacheLoaded,
+    CachePlan,
+    CacheStored,
+    Event,
+    Failed,
+    Launch,
+    LinkFds,
+    Loaded,
+    Ready,
+    Shutdown,
+    Stats,
+)
 from tests.byte_tokenizer import EOS, MAX_MODEL_LEN, VOCAB_SIZE, write_model
+from tests.fake_engine import request
 from tests.serving import DEADLINE_S, ROOT, alive, eventually
 
 # The parent in between: it starts the rank as its own child, tells its pid and waits to be killed.
@@ -51,9 +69,10 @@ def fds_of(fds: LinkFds) -> tuple[int, int, int]:
     return fds.segment, fds.to_engine, fds.to_server
 
 
-def start(link: ServerLink, *argv: str) -> subprocess.Popen[str]:
+def start(link: ServerLink, *argv: str, fds: tuple[int, ...] = ()) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "engine", *argv]
-    return subprocess.Popen(command, cwd=ROOT, pass_fds=fds_of(link.fds), stderr=subprocess.PIPE, text=True)
+    passed = (*fds_of(link.fds), *fds)
+    return subprocess.Popen(command, cwd=ROOT, pass_fds=passed, stderr=subprocess.PIPE, text=True)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -63,14 +82,20 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def next_event(link: ServerLink) -> Event:
+    (event,) = next_events(link, 1)
+    return event
+
+
+def next_events(link: ServerLink, count: int) -> list[Event]:
+    """Of those that are no statistics."""
     events: list[Event] = []
 
     def arrived() -> bool:
-        events.extend(link.drain(1).events)
-        return bool(events)
+        events.extend(event for event in link.drain(1).events if not isinstance(event, Stats))
+        return len(events) >= count
 
     eventually(arrived, "the rank says something")
-    return events[0]
+    return events
 
 
 @pytest.mark.parametrize(
@@ -132,3 +157,71 @@ def test_a_rank_dies_with_its_parent(link: ServerLink, model: Path) -> None:
         assert alive(rank)
         parent.kill()
     eventually(lambda: not alive(rank), "the rank ended with its parent")
+
+
+@pytest.fixture
+def files() -> Iterator[PoolFiles]:
+    made = PoolFiles.create()
+    yield made
+    made.close()
+
+
+def start_with_pool(link: ServerLink, model: Path, files: PoolFiles) -> subprocess.Popen[str]:
+    fds = files.fds
+    return start(link, launch_of(link, model, pool=fds), fds=(fds.pages, fds.states))
+
+
+def test_a_rank_with_a_pool_waits_for_its_size_and_copies_into_it(
+    link: ServerLink, model: Path, files: PoolFiles
+) -> None:
+    process = start_with_pool(link, model, files)
+    loaded = next_event(link)
+    assert isinstance(loaded, Loaded)
+    assert link.send(CacheForget())  # a reset that comes that early concerns nobody
+    first = link.beat()
+    assert (first.state, first.pid) == (EngineState.LOADING, process.pid)
+    eventually(lambda: link.beat().time_ns > first.time_ns, "a later beat")
+    assert link.drain(1).events == []
+    shape = PoolShape(4, loaded.facts.page_bytes, 0, 0)
+    pool = files.size(shape)
+    assert link.send(shape.message())
+    ready = next_event(link)
+    assert isinstance(ready, Ready)
+    assert ready.facts == loaded.facts
+    plan = CachePlan(7, b"r" * 16, b"k" * 16, store=(2).to_bytes(4, "little"))
+    assert link.send(msgspec.structs.replace(request(), cache=plan))
+    loaded, stored = next_events(link, 2)
+    assert loaded == CacheLoaded(7)
+    assert isinstance(stored, CacheStored)
+    assert (stored.plan, stored.pages, len(stored.sums)) == (7, 1, 8)
+    assert pool.pages[2].any()
+    assert not pool.pages[[0, 1, 3]].any()
+    assert link.send(Shutdown())
+    assert ended(process)[0] == 0
+    pool.close()
+
+
+@pytest.mark.parametrize("way", ["shutdown", "sigterm"])
+def test_a_rank_that_waits_for_its_pool_can_be_told_to_leave(
+    link: ServerLink, model: Path, files: PoolFiles, way: str
+) -> None:
+    process = start_with_pool(link, model, files)
+    assert isinstance(next_event(link), Loaded)
+    if way == "shutdown":
+        assert link.send(Shutdown())
+    else:
+        process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+    assert link.drain(1).events == []
+
+
+def test_a_pool_that_is_smaller_than_told_ends_the_rank(link: ServerLink, model: Path, files: PoolFiles) -> None:
+    process = start_with_pool(link, model, files)
+    assert isinstance(next_event(link), Loaded)
+    pool = files.size(PoolShape(1, 1024, 0, 0))
+    assert link.send(CacheAttach(1000, 1024, 0, 0))
+    assert ended(process)[0] == 1
+    event = next_event(link)
+    assert isinstance(event, Failed)
+    assert "SegmentError" in event.message
+    pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from hicache import _copy, copy_py, rows
 from hicache.rows import CopyUnavailableError
+from tests.test_ipc_build import RUNTIMES, needs_compiler, sanitized_tree
 
 TWINS: dict[str, ModuleType] = {"native": _copy, "python": copy_py}
 UInt8 = npt.NDArray[np.uint8]
@@ -143,6 +145,20 @@ def test_both_make_the_same_checksums(size: int, seed: int, threads: int) -> Non
     assert np.array_equal(sums("native", data, at, threads), sums("python", data, at))
 
 
+@pytest.mark.parametrize("level", range(len(_copy.LEVELS)), ids=_copy.LEVELS)
+@given(size=st.integers(1, 3000), seed=st.integers(0, 99))
+def test_every_instruction_set_makes_the_same_checksums(level: int, size: int, seed: int) -> None:
+    data, out = noise(2, size, seed), np.zeros(2, np.uint64)
+    _copy.sums(data, ints(0, 1), out, 1, level)
+    assert np.array_equal(out, sums("python", data))
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    for level in (-1, len(_copy.LEVELS)):
+        with pytest.raises(ValueError, match=f"level {level} is not one of"):
+            _copy.sums(noise(1, 8), ints(0), np.zeros(1, np.uint64), 1, level)
+
+
 def test_checksums_stay_what_they_are() -> None:
     """The same on every machine and in every version, or ranks of two builds would find each other's pages bad."""
     data = (np.arange(2000, dtype=np.uint32) * 7 % 251).astype(np.uint8).reshape(1, -1)
@@ -240,3 +256,15 @@ def test_without_the_native_module(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert rows.BUILD_HINT in caplog.text
     with pytest.raises(CopyUnavailableError, match="DEEPINFER_COPY=native"):
         rows.load("native")
+
+
+@needs_compiler
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("sanitizer", RUNTIMES)
+def test_copies_stay_within_their_memory_under_a_sanitizer(sanitizer: str, tmp_path: Path) -> None:
+    environ = sanitized_tree(sanitizer, tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "tests/test_hicache_copy.py"]
+    result = subprocess.run(command, cwd=tmp_path, env=environ, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
+    assert " passed" in result.stdout

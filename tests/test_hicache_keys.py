@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hicache import _keys as keys_native
 from hicache import keys_py
-from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend, load_keys, root
+from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend, root
+from hicache.native import load
 
 TWINS: dict[str, ModuleType] = {"native": keys_native, "python": keys_py}
 twins = pytest.mark.parametrize("keys", TWINS.values(), ids=TWINS.keys())
@@ -149,7 +150,8 @@ def test_roots_tell_their_parts_apart() -> None:
 def test_without_the_native_module_the_twin_serves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert load_keys() is keys_native
+    modules = "hicache._keys", "hicache.keys_py"
+    assert load(*modules) is keys_native
     monkeypatch.setitem(sys.modules, "hicache._keys", None)  # what an import finds if it is not built
-    assert load_keys() is keys_py
+    assert load(*modules) is keys_py
     assert "setup.py build_ext --inplace" in caplog.text

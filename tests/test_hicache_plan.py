@@ -88,6 +88,19 @@ def test_a_prompt_larger_than_the_pool_evicts_nothing() -> None:
     assert why(cache, "ab") == (2, Reason.FULL)
 
 
+def test_what_is_being_loaded_is_not_evicted_though_it_was_used_first() -> None:
+    cache = planner(pages=4)
+    run(cache, "ab")
+    run(cache, "xy")
+    held = submit(cache, "ab")
+    run(cache, "mn")
+    assert [why(cache, letters)[0] for letters in ("ab", "xy", "mn")] == [2, 0, 2]
+    assert submit(cache, "opq").store == b""  # only the two pages of "mn" could go
+    load(cache, held)
+    run(cache, "opq")
+    assert [why(cache, letters)[0] for letters in ("ab", "mn", "opq")] == [1, 0, 3]
+
+
 def test_many_clients_on_a_pool_of_one_prompt_take_turns() -> None:
     cache = planner(pages=11)
     prompts = [chr(65 + client) * 10 for client in range(12)]

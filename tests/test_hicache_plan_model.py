@@ -116,10 +116,10 @@ class _PlannerMachine(RuleBasedStateMachine):
             self.answer_store(name, len(plan.stored), [state.slot for state in plan.states])
 
     @precondition(lambda self: self.asked)
-    @rule(data=st.data(), more=st.text("ab", max_size=2), hint=HINTS, rank=RANKS)
-    def next_turn(self, data: st.DataObject, more: str, hint: bytes, rank: int) -> None:
+    @rule(data=st.data(), more=st.text("ab", max_size=2), hint=HINTS, rank=RANKS, ends=st.booleans())
+    def next_turn(self, data: st.DataObject, more: str, hint: bytes, rank: int, ends: bool) -> None:
         caller, letters = data.draw(st.sampled_from(self.asked))
-        self.whole_request(caller, letters[:6] + more, 1, hint, rank)
+        (self.whole_request if ends else self.request)(caller, letters[:6] + more, 1, hint, rank)
 
     @precondition(lambda self: self.looks)
     @rule(data=st.data(), rank=RANKS, reuse=st.booleans())

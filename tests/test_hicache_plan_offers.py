@@ -46,6 +46,21 @@ def test_an_offer_behind_a_short_prompt_begins_at_its_root() -> None:
     assert why(cache, "ab", top=YOURS) == (0, Reason.OTHER_NAMESPACE)
 
 
+def test_an_offer_behind_pages_that_are_being_stored_can_be_made_again() -> None:
+    cache, stores = planner(), list[object]()
+    plan = submit(cache, "ab")
+    early = offer(cache, "ab", "c")
+    assert cache.offered(0, early) is None
+    assert (cache.storing(early.parent), cache.storing(MINE)) == (plan.plan, None)
+    cache.settled(plan.plan, lambda: stores.append(cache.offered(0, early)))
+    assert stores == []
+    finish(cache, plan)
+    assert len(stores) == 1
+    assert stores[0] is not None
+    assert cache.storing(early.parent) is None
+    check_planner(cache)
+
+
 def test_offers_that_lead_nowhere_are_declined() -> None:
     cache = planner(pages=4)
     run(cache, "ab")

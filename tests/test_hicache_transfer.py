@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from hicache import rows
 from hicache.shape import PoolShape
 from hicache.transfer import CpuTransfer, TransferError, measure, open_transfer
 from tests.cache_rigs import BLOCKS, DEVICES, SHAPES, STATE_ROWS, Rig, blocks, rig, slots
+from tests.ipc_twins import ROOT
 
 on_all = pytest.mark.parametrize("device", DEVICES)
 of_all_sizes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.page_bytes))
@@ -171,6 +174,15 @@ def test_what_is_opened_depends_on_where_the_rows_are() -> None:
         transfer = open_transfer(np.zeros((2, SHAPES[0].page_bytes), np.uint8), None, made.pool, 1, {})
         assert isinstance(transfer, CpuTransfer)
         transfer.close()
+
+
+def test_only_the_way_to_a_card_loads_torch() -> None:
+    cards = ("transfer_cuda", "ways", "kernel")
+    modules = [path.stem for path in (ROOT / "hicache").glob("*.py") if path.stem not in cards]
+    program = f"import importlib, sys\nfor name in {modules}: importlib.import_module('hicache.' + name)\n"
+    command = [sys.executable, "-c", program + "print('torch' in sys.modules)"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
 
 
 @on_all

@@ -64,6 +64,28 @@ async def test_room_is_given_at_once_and_then_in_turn() -> None:
     assert admission.waiting(0) == (0, 0)
 
 
+async def test_who_has_less_to_compute_by_now_is_let_in_for_that() -> None:
+    class Scale(Desk):
+        """Room for so many tokens."""
+
+        def has_room(self, tokens: int) -> bool:
+            return self.pending_tokens + tokens <= self.room
+
+    desk = Scale(100)
+    admission = Admission([desk], wide())
+    await admission.enter(0, "a", 60)
+    left = 80
+    waiter = asyncio.create_task(admission.enter(0, "a", 80, lambda: left))
+    await settle()
+    admission.advance(0)
+    assert desk.promised == [60]
+    left = 40
+    admission.advance(0)
+    assert await waiter == 0
+    assert desk.promised == [60, 40]
+    assert admission.waiting(0) == (0, 0)
+
+
 async def test_a_full_line_turns_away_with_the_time_it_needs() -> None:
     desk = Desk(1, rate=100.0)
     admission = Admission([desk], wide(requests=1))

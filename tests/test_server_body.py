@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sys
 from typing import Any
@@ -206,3 +207,31 @@ def test_token_ids_stay_in_their_range() -> None:
     for bad in (-1, 2**31, 2**64, 2**70, 1.5, "1", True):
         error = refused(DetokenizeRequest, json.dumps({"tokens": [0, bad]}).encode())
         assert "tokens[1]" in error.message
+
+
+@pytest.mark.parametrize("body", [{"messages": HELLO}, {"unknown": 1}])
+def test_a_body_of_many_values_is_not_walked_while_it_grows(body: dict[str, Any]) -> None:
+    walks: list[str] = []
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        walks.append(phase)
+
+    many = json.dumps({**body, "metadata": [[] for _ in range(50_000)]}).encode()
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        with contextlib.suppress(UnsupportedFieldError):
+            parse(many, ChatRequest)
+    finally:
+        gc.callbacks.remove(note)
+    assert len(walks) <= 2  # one that was due after it, beginning and end
+    assert gc.isenabled()
+
+
+def test_whoever_turned_collections_off_finds_them_off() -> None:
+    gc.disable()
+    try:
+        chat()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -10,14 +10,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import server.submit
 from hicache.keys import PAGE_TOKENS, extend
-from ipc.messages import CacheForget, CacheLoaded, CacheOffer, CacheStore, CacheStored, Event, Sampling, Submit
+from ipc.messages import (
+    CacheForget,
+    CacheLoaded,
+    CacheOffer,
+    CachePlan,
+    CacheStore,
+    CacheStored,
+    Event,
+    Sampling,
+    Submit,
+)
 from server.cache import Cache
 from server.errors import OverloadedError, RankLostError
+from server.rank import STEPS_AHEAD
 from server.stream import TokenStream
 from server.trust import MAX_FAULTS, State
 from tests.cached_ranks import CachedRanks, cached_ranks, prompt, slots
-from tests.rank_pair import NO_RECORDS, SHAPE
+from tests.rank_pair import NO_RECORDS, SHAPE, STEP_TOKENS, until
 
 
 @pytest.fixture
@@ -50,6 +62,24 @@ async def test_a_following_turn_loads_what_the_turn_before_stored(ranks: CachedR
     assert (second.reuse.host_tokens, second.reuse.why) == (3 * PAGE_TOKENS, "never_stored")
     assert (ranks.inflight(), ranks.pairs[0].rank.pending_tokens) == (0, 0)
     assert ranks.cache.cache_counts(0) == (9 * PAGE_TOKENS, 0, 3 * PAGE_TOKENS)
+
+
+async def test_who_waits_in_line_is_let_in_once_its_pages_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.submit, "LOOK_INTERVAL_S", 0.0)
+    with cached_ranks() as ranks:
+        rank = ranks.pairs[0].rank
+        rank.promise(STEP_TOKENS * STEPS_AHEAD)  # others' work: whoever comes now waits
+        first, second = (asyncio.create_task(ask(ranks, 20.5)) for _ in range(2))
+        await until(lambda: ranks.submitter.waiting(0)[0] == 2)
+        rank.forget(STEP_TOKENS * STEPS_AHEAD)
+        rank.promise(STEP_TOKENS * STEPS_AHEAD - 21 * PAGE_TOKENS)  # room for one of them, uncached
+        rank.made_room()
+        await first
+        assert ranks.submitter.waiting(0)[0] == 1
+        rank.promise(20 * PAGE_TOKENS)
+        ranks.finish(ranks.submitted())
+        stream = await second
+        assert stream.prompt_tokens == PAGE_TOKENS // 2
 
 
 async def test_all_of_a_prompt_that_can_be_reused_says_so(ranks: CachedRanks) -> None:
@@ -105,24 +135,53 @@ async def test_a_full_ring_leaves_no_plan_behind(ranks: CachedRanks) -> None:
     assert (ranks.inflight(), usage.pages_used) == (0, 0)
 
 
-async def test_the_pages_of_an_answer_are_stored_as_the_rank_offers_them(ranks: CachedRanks) -> None:
-    await ask(ranks, 1.5)
-    submit = ranks.submitted()
-    plan = ranks.finish(submit)
+def offer_behind(ranks: CachedRanks, plan: CachePlan) -> CacheOffer:
+    """The rank offers the second and third page of a prompt whose first it had computed."""
     whole = prompt(3)
     keys = extend(plan.root, whole.ids)
     offer = CacheOffer(keys[:16], keys[16:], whole.ids[PAGE_TOKENS:].astype("<i4").tobytes())
     ranks.pairs[0].engine.publish(NO_RECORDS, [offer])
     ranks.drain()
+    return offer
+
+
+async def test_the_pages_of_an_answer_are_stored_as_the_rank_offers_them(ranks: CachedRanks) -> None:
+    await ask(ranks, 1.5)
+    plan = ranks.finish(ranks.submitted())
+    offer = offer_behind(ranks, plan)
     (command,) = ranks.pairs[0].commands()
     assert isinstance(command, CacheStore)
-    assert (command.keys, slots(command.store)) == (keys[16:], 2)
+    assert (command.keys, slots(command.store)) == (offer.keys, 2)
     stored = CacheStored(command.plan, 2, np.zeros(2, np.uint64).tobytes())
     ranks.pairs[0].engine.publish(NO_RECORDS, [stored])
     ranks.drain()
     turn = await serve(ranks, 3.5)
     assert turn.reuse.host_tokens == 3 * PAGE_TOKENS
     assert ranks.inflight() == 0
+
+
+async def test_an_offer_waits_for_the_pages_before_it(ranks: CachedRanks) -> None:
+    await ask(ranks, 1.5)
+    plan = ranks.submitted().cache
+    assert plan is not None
+    offer_behind(ranks, plan)
+    assert ranks.pairs[0].commands() == []
+    ranks.store(plan)
+    (command,) = ranks.pairs[0].commands()
+    assert isinstance(command, CacheStore)
+
+
+async def test_an_offer_of_a_rank_that_is_gone_holds_nothing(ranks: CachedRanks) -> None:
+    await ask(ranks, 1.5)
+    plan = ranks.submitted().cache
+    assert plan is not None
+    ranks.collectors[0].start()
+    offer_behind(ranks, plan)
+    ranks.collectors[0].stop()
+    ranks.cache.drop_rank(0)
+    usage = ranks.cache.usage()
+    assert usage is not None
+    assert (ranks.inflight(), usage.pages_used, ranks.pairs[0].commands()) == (0, 0, [])
 
 
 async def test_a_lost_rank_holds_its_pages_until_it_is_gone(ranks: CachedRanks) -> None:
@@ -232,8 +291,8 @@ async def test_an_exception_within_costs_cached_tokens_and_nothing_else(
     assert (prospect.look, prospect.reuse.why) == (None, "failed")
     assert caplog.text.count("Traceback") == 1
     assert ranks.cache.trust.faults == 1
-    ranks.cache.withdraw(CacheStore(99, b"", b""))  # a plan that nobody made
-    assert ranks.cache.trust.faults == 2
+    ranks.cache.withdraw(CacheStore(99, b"", b""))  # a plan that nobody has
+    assert ranks.cache.trust.faults == 1
 
 
 async def test_without_a_pool_all_of_it_is_nothing() -> None:
@@ -245,7 +304,7 @@ async def test_without_a_pool_all_of_it_is_nothing() -> None:
     assert cache.trust.as_json() == {"state": "off", "reason": None}
     cache.loaded(0, CacheLoaded(1))
     cache.stored(0, CacheStored(1))
-    assert cache.offered(0, CacheOffer(b"", b"", b"")) is None
+    cache.offered(0, CacheOffer(b"", b"", b""), lambda command: pytest.fail("there is nothing to store into"))
     cache.drop_rank(0)
     settled = asyncio.Event()
     cache.settled(1, settled.set)

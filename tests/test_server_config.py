@@ -23,9 +23,11 @@ INTEGERS = [
     ("--max-waiting-tokens", 0, 2**40),
     ("--max-body-mb", 1, 4096),
     ("--log-interval-steps", 0, 2**31 - 1),
+    ("--hicache-state-slots", 1, 2**24),
 ]
 FLOATS = [
     ("--gpu-memory-utilization", 0.01, 1.0),
+    ("--hicache-size-gb", 0.0, 65536.0),
     ("--request-timeout", 0.0, 86400.0),
     ("--step-timeout", 1.0, 86400.0),
     ("--shutdown-timeout", 0.0, 86400.0),
@@ -91,6 +93,8 @@ def test_a_step_must_have_room_for_all_running_sequences() -> None:
 
 def test_the_defaults_are_the_dataclass_s() -> None:
     assert config_of() == Config()
+    assert (Config().hicache_size_gb, Config().hicache_verify_loads) == (None, False)
+    assert config_of("--hicache-verify-loads").hicache_verify_loads
     assert (Config().port, Config().max_num_seqs, Config().max_num_batched_tokens) == (8888, 128, 32768)
 
 

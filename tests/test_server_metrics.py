@@ -41,12 +41,12 @@ def test_gauges_are_read_when_scraped() -> None:
     ranks[1].state = RankState.READY
     ranks[1].restarts = 2
     ranks[1].pending_tokens, ranks[1].prefill_rate = 14, 15.5
-    ranks[1].stats = Stats(3, 4, 5, 6, 7, 8, 9, 10, 11)
+    ranks[1].stats = Stats(3, 4, 5, 6, 7, 8, 9, 10, blocks_cached=11, stalls=12)
     found = scrape(metrics)
     shown = {
         "rank_ready": 1, "slots_used": 1, "num_requests_running": 3, "num_requests_waiting": 4, "kv_blocks_used": 5,
-        "kv_blocks": 6, "engine_steps": 7, "preemptions": 8, "engine_stalls": 11, "rank_restarts": 2,
-        "line_requests": 12, "line_tokens": 13, "pending_prompt_tokens": 14, "prefill_rate": 15.5,
+        "kv_blocks": 6, "engine_steps": 7, "preemptions": 8, "kv_blocks_cached": 11, "engine_stalls": 12,
+        "rank_restarts": 2, "line_requests": 12, "line_tokens": 13, "pending_prompt_tokens": 14, "prefill_rate": 15.5,
     }  # fmt: skip
     for name, value in shown.items():
         assert found[f"deepinfer:{name}", "1"] == value, name

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hicache.keys import PAGE_TOKENS
 from ipc.messages import Finish, Stats
 from server.keys import Keys
 from server.metrics import Metrics
@@ -15,6 +16,7 @@ from server.metrics_compat import CacheCounts, VllmMetrics, cache_counts
 from server.rank import Rank
 from server.tokenizer.load import TextTokenizer, load
 from tests.byte_tokenizer import EOS, write_model
+from tests.cached_ranks import cached_ranks, prompt
 from tests.http_calls import TEXT, refusal
 from tests.local_server import NAME, LocalServer, local_server
 from tests.rank_pair import FACTS
@@ -90,7 +92,7 @@ async def test_a_key_is_needed_as_everywhere(tokenizer: TextTokenizer) -> None:
 
 
 def test_types_are_told_by_the_names_that_samples_have() -> None:
-    text = VllmMetrics(NAME, Metrics(), [Rank(0, 4, 1024)], lambda _: (0, 0)).expose().decode()
+    text = VllmMetrics(NAME, Metrics(), [Rank(0, 4, 1024)], lambda _: (0, 0), lambda _: CacheCounts()).expose().decode()
     told = {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE ")}
     wanted = {f"vllm:{name}": "counter" for name in COUNTERS} | {f"vllm:{name}": "gauge" for name in GAUGES}
     assert told == wanted | {f"vllm:{name}": "histogram" for name in HISTOGRAMS}
@@ -143,5 +145,13 @@ def test_ranks_are_engines() -> None:
     assert value(found, "prompt_tokens_total", engine="all") == 0
 
 
-def test_nothing_is_cached_yet() -> None:
-    assert cache_counts(Rank(0, 4, 1024)) == CacheCounts(0, 0, 0, 0)
+async def test_what_the_device_had_was_not_looked_up_in_host_memory() -> None:
+    with cached_ranks() as ranks:
+        rank = ranks.pairs[0].rank
+        assert cache_counts(ranks.cache, rank) == CacheCounts(0, 0, 0, 0)
+        await ranks.submitter.submit(prompt(2.5))
+        ranks.finish(ranks.submitted(), device_tokens=PAGE_TOKENS)
+        await ranks.submitter.submit(prompt(2.5))
+        ranks.finish(ranks.submitted())
+        pages = (5, 1, 4, 2)
+        assert cache_counts(ranks.cache, rank) == tuple(count * PAGE_TOKENS for count in pages)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.byte_tokenizer import write_model
-from tests.serving import DEADLINE_S, ROOT, alive, eventually
+from tests.serving import DEADLINE_S, POOL_GB, ROOT, alive, eventually
 from tests.test_end_to_end_ranks import FORKING
 
 
@@ -38,7 +38,9 @@ class Script:
         )  # fmt: skip
 
     def start(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        return self("start", "--engine", "fake", "--model", str(self.model), "--port", "0", *flags)
+        return self(
+            "start", "--engine", "fake", "--model", str(self.model), "--port", "0", "--hicache-size-gb", POOL_GB, *flags
+        )
 
     def family(self) -> list[int]:
         """The server, its rank and the two helpers that the rank forked."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -13,12 +12,13 @@ import msgspec
 import pytest
 
 from ipc.messages import Finish
-from server import sse
+from server import connection, sse
 from server.tokenizer.load import TextTokenizer, load
 from tests.byte_tokenizer import write_model
 from tests.http_calls import TEXT
 from tests.local_server import LocalServer, Started, local_server
 from tests.rank_pair import until
+from tests.stalled_client import stalled_client
 
 STALLED: Final = 50
 GOOD: Final = 8
@@ -35,8 +35,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 
 @pytest.fixture
-async def server(tokenizer: TextTokenizer) -> AsyncIterator[LocalServer]:
-    async with local_server(tokenizer, seqs=STALLED + GOOD, send_buffer=SEND_BUFFER) as running:
+async def server(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalServer]:
+    monkeypatch.setattr(connection, "SEND_BUFFER", SEND_BUFFER)
+    async with local_server(tokenizer, seqs=STALLED + GOOD) as running:
         yield running
 
 
@@ -46,18 +47,6 @@ async def read_text(response: aiohttp.ClientResponse) -> str:
     assert (done, nothing) == (b"data: [DONE]", b"")
     chunks = [msgspec.json.decode(one.removeprefix(b"data: ")) for one in events if not one.startswith(b":")]
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
-
-
-class StalledClient:
-    """Sends a request and never reads, with as little room in its kernel as there can be."""
-
-    def __init__(self, server: LocalServer) -> None:
-        self.socket = socket.socket()
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self.socket.connect(("127.0.0.1", server.port))
-        body = b'{"prompt":[1],"stream":true,"max_tokens":100000}'
-        self.socket.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (TEXT.encode(), len(body)))
-        self.socket.sendall(body)
 
 
 async def talk(server: LocalServer, requests: list[Started]) -> int:
@@ -76,7 +65,7 @@ async def test_readers_that_stall_are_cut_off_and_counted_while_others_flow(
 ) -> None:
     monkeypatch.setattr(sse, "STALL_TIMEOUT_S", 0.5)
     with contextlib.ExitStack() as closing:
-        stalled = [closing.enter_context(contextlib.closing(StalledClient(server).socket)) for _ in range(STALLED)]
+        stalled = [closing.enter_context(stalled_client(server.port)) for _ in range(STALLED)]
         silent = [await server.started() for _ in stalled]
         async with server.client() as client:
             calls = [asyncio.create_task(client.post(TEXT, json={"prompt": [2], "stream": True})) for _ in range(GOOD)]
@@ -107,7 +96,7 @@ async def first_tokens(
 
 async def test_a_slow_reader_gets_everything(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "STALL_TIMEOUT_S", 5.0)
-    slow = StalledClient(server).socket
+    slow = stalled_client(server.port)
     slow.setblocking(False)
     started = await server.started()
     loop, received = asyncio.get_running_loop(), bytearray()

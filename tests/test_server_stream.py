@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from ipc.messages import Finish
 from server.errors import RankLostError
-from server.stream import Ids, Records, TokenStream
+from server.stream import MAX_BATCHES, Ids, Records, TokenStream
 from tests.rank_pair import NO_RECORDS, tokens
 
 
@@ -49,6 +50,18 @@ async def test_batches_are_joined_in_order_until_they_are_pulled() -> None:
     assert (await stream.next_batch())["token"].tolist() == [4]
     assert len(await stream.next_batch()) == 0
     assert stream.finish is Finish.STOP
+
+
+async def test_many_small_batches_wait_as_one_array_that_holds_no_step_s_records() -> None:
+    stream, wanted = TokenStream(), range(5 * MAX_BATCHES)
+    steps = [tokens(0, 1, [id_, 0]) for id_ in wanted]
+    held = [weakref.ref(step) for step in steps]
+    while steps:
+        step = steps.pop(0)
+        stream.feed(step[:1], np.ascontiguousarray(step[:1]["token"]))
+        del step
+    assert sum(one() is not None for one in held) <= MAX_BATCHES
+    assert (await stream.next_batch())["token"].tolist() == list(wanted)
 
 
 async def test_a_waiting_handler_is_woken_by_tokens_and_by_the_end() -> None:

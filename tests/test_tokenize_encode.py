@@ -18,7 +18,7 @@ from engine.demo import demo_folder
 from server.tokenizer.backend import HF_INLINE_CHARACTERS, SLICE, HfBackend, Ids
 from server.tokenizer.choose import choose
 from server.tokenizer.encode import Encoder
-from server.tokenizer.errors import EncodeError, TokenizerLoadError
+from server.tokenizer.errors import EncodeError, EncoderClosedError, TokenizerLoadError
 from server.tokenizer.lane import SLACK_CHARACTERS
 from server.tokenizer.load import TextTokenizer, load
 from tests.byte_tokenizer import BOS, IM_END, byte_tokenizer, write_model
@@ -210,15 +210,27 @@ async def test_the_loop_turns_while_a_long_text_is_encoded(demo: Encoder) -> Non
     assert turns > 50
 
 
+def test_every_thread_has_encoded_before_it_gets_a_prompt(demo_tokenizer: TextTokenizer, watched: Watched) -> None:
+    encoder = Encoder(demo_tokenizer, watched)
+    encoder.warm_up()
+    encoder.close()
+    for thread in encoder._workers._threads:
+        thread.join(60)
+    names = [thread.name for thread in encoder._workers._threads]
+    assert sorted(watched.threads) == sorted([threading.current_thread().name, *names])
+
+
 async def test_an_error_in_the_thread_reaches_the_caller(demo: Encoder) -> None:
     with pytest.raises(EncodeError, match=r"U\+DFFF at character 200000"):
         await demo.encode_async("x" * 200_000 + "\udfff", True)
 
 
-async def test_closing_drops_what_waits_for_a_thread(tiny: Encoder) -> None:
+async def test_closing_fails_what_is_encoded_or_waits(tiny: Encoder) -> None:
     waiting = [asyncio.ensure_future(tiny.encode_async(LONG, True)) for _ in range(20)]
     await asyncio.sleep(0)
     tiny.close()
     ends = await asyncio.gather(*waiting, return_exceptions=True)
-    assert any(isinstance(end, asyncio.CancelledError) for end in ends)
-    assert all(isinstance(end, np.ndarray | asyncio.CancelledError) for end in ends)
+    assert any(isinstance(end, EncoderClosedError) for end in ends)
+    assert all(isinstance(end, np.ndarray | EncoderClosedError) for end in ends)
+    with pytest.raises(EncoderClosedError):
+        await tiny.encode_async(LONG, True)

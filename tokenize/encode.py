@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from server.tokenizer.added import AddedTokens
@@ -19,11 +19,15 @@ from server.tokenizer.conditions import why_dependent
 from server.tokenizer.errors import EncodeError
 from server.tokenizer.lane import Begun, Lane
 from server.tokenizer.load import TextTokenizer
+from server.tokenizer.parts import Parts
 from server.tokenizer.typed import Controls, Prompt, prompt_of
 from server.tokenizer.verify import Verifier
+from server.tokenizer.workers import Workers
 
 # Encoding runs without the interpreter lock, but beyond a few threads it would only take cores from the engines.
 MAX_THREADS: Final = 4
+# For what a backend sets up in each thread that calls it: fastokens takes up to 30 ms for its first text there.
+FIRST_TEXT: Final = "The first text of a thread, with 1 or 2 words more."
 
 
 class Encoder:
@@ -46,16 +50,14 @@ class Encoder:
     ) -> None:
         self._added = AddedTokens(tokenizer.backend)
         self._frame = frame_of(tokenizer.backend)
-        self._independent = why_dependent(tokenizer.backend) is None
+        independent = why_dependent(tokenizer.backend) is None
         self._observe = observe
-        self.controls: Final = Controls(
-            tokenizer.backend, self._added, independent=self._independent, every=every_control
-        )
+        self.controls: Final = Controls(tokenizer.backend, self._added, independent=independent, every=every_control)
         self._plain = HfBackend(tokenizer.backend)
+        self._workers = Workers(min(MAX_THREADS, len(os.sched_getaffinity(0))), "encode", self._encode_first)
+        self._parts = Parts(self._added, self._workers) if independent else None
         self._lane = self._lane_of(backend or self._plain)
         self.verifier: Final = Verifier(self._plain, self._added, self._distrust, verify_rate, log_prompts=log_prompts)
-        threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) - 1))
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
     @property
     def backend(self) -> Backend:
@@ -85,7 +87,7 @@ class Encoder:
         return self._finish(lane, lane.begin(prompt), add_special_tokens, started)
 
     async def encode_async(self, prompt: str | Prompt, add_special_tokens: bool) -> Ids:
-        """The same without blocking the event loop, whatever the length."""
+        """The same without blocking the event loop, whatever the length. Also raises EncoderClosedError."""
         if isinstance(prompt, str):
             prompt = Prompt(prompt)
         started = time.perf_counter()
@@ -93,12 +95,17 @@ class Encoder:
         begun = lane.begin(prompt)
         if lane.is_short(begun):
             return self._finish(lane, begun, add_special_tokens, started)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._finish, lane, begun, add_special_tokens, started)
+        work = partial(self._finish, lane, begun, add_special_tokens, started)
+        return await asyncio.wrap_future(self._workers.submit(work))
+
+    def warm_up(self) -> None:
+        """Start all threads, and encode once in each and in the caller's, so that no prompt pays for it."""
+        self._workers.start()
+        self._encode_first()
 
     def close(self) -> None:
-        """Forget texts that wait for a thread; one being encoded runs to its end."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Fail the texts that are encoded or wait for a thread. A thread ends after the text it is at."""
+        self._workers.close()
         self.verifier.close()
 
     def _finish(self, lane: Lane, begun: Begun, add_special_tokens: bool, started: float) -> Ids:
@@ -115,8 +122,11 @@ class Encoder:
         self._observe(lane.backend.name, time.perf_counter() - started, len(ids))
         return ids
 
+    def _encode_first(self) -> None:
+        self._lane.backend.encode(FIRST_TEXT)
+
     def _lane_of(self, backend: Backend) -> Lane:
-        return Lane(backend, self._frame, self._added, self.controls, cuts=self._independent)
+        return Lane(backend, self._frame, self._added, self.controls, self._parts)
 
     def _distrust(self, backend: Backend) -> None:
         if self._lane.backend is backend:

@@ -19,6 +19,13 @@ class EncodeError(TokenizerError):
     """This text has no token ids (it is not valid Unicode). The client's to correct."""
 
 
+class EncoderClosedError(TokenizerError):
+    """The encoder was closed before this text was done."""
+
+    def __init__(self) -> None:
+        super().__init__("the encoder was closed")
+
+
 class BackendUnavailableError(TokenizerError):
     """A faster backend cannot encode for this tokenizer; the message says why. `auto` goes on to the next."""
 

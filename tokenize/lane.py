@@ -13,6 +13,7 @@ import numpy as np
 
 from server.tokenizer.added import AddedTokens
 from server.tokenizer.backend import Backend, Frame, Ids
+from server.tokenizer.parts import Parts
 from server.tokenizer.prefix import MIN_CHARACTERS, Prefix, PrefixCache, inside
 from server.tokenizer.typed import Controls, Prompt
 
@@ -42,18 +43,25 @@ class Begun:
 class Lane:
     """Encodes prompts with one backend."""
 
-    def __init__(self, backend: Backend, frame: Frame, added: AddedTokens, controls: Controls, *, cuts: bool) -> None:
-        """`cuts`: whether the tokenizer encodes the pieces between its added tokens independently."""
+    def __init__(
+        self,
+        backend: Backend,
+        frame: Frame,
+        added: AddedTokens,
+        controls: Controls,
+        parts: Parts | None,
+    ) -> None:
+        """No `parts` where the pieces between added tokens depend on each other: then nothing is cut or reused."""
         self.backend: Final = backend
         self.prefixes: Final = PrefixCache()
         self._frame = frame
         self._added = added
         self._controls = controls
-        self._cuts = cuts
+        self._parts = parts
 
     def begin(self, prompt: Prompt) -> Begun:
         """Look up what is known. Fast enough for an event loop."""
-        return Begun(prompt, self.prefixes.find(prompt.text, prompt.plain) if self._cuts else None)
+        return Begun(prompt, self.prefixes.find(prompt.text, prompt.plain) if self._parts is not None else None)
 
     def is_short(self, begun: Begun) -> bool:
         """Whether `finish` takes no longer than about a millisecond."""
@@ -67,24 +75,27 @@ class Lane:
         parts = [] if begun.prefix is None else [begun.prefix.ids]
         border = self._border(prompt, start)
         if border is not None:
-            parts.append(self._encode(prompt, start, border))
+            parts += self._encode(prompt, start, border)
             start = border
         known = sum(map(len, parts))
-        parts.append(self._encode(prompt, start, end))
+        parts += self._encode(prompt, start, end)
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if border is not None:
             plain = inside(prompt.plain, border)
             self.prefixes.add(prompt.text[:border], plain, ids[:known], begun.prefix)
         return self._frame.around(ids) if add_special_tokens else ids
 
-    def _encode(self, prompt: Prompt, start: int, end: int) -> Ids:
+    def _encode(self, prompt: Prompt, start: int, end: int) -> list[Ids]:
+        """Ids of a part that begins and ends at borders, in pieces to be joined."""
         if prompt.plain and self._controls.typed(prompt, start):
-            return self._controls.encode(prompt, start, end, self.backend.encode)
-        return self.backend.encode(prompt.text[start:end])
+            return [self._controls.encode(prompt, start, end, self.backend.encode)]
+        if self._parts is None:
+            return [self.backend.encode(prompt.text[start:end])]
+        return self._parts.encode(prompt.text, start, end, self.backend.encode)
 
     def _border(self, prompt: Prompt, start: int) -> int | None:
         """Where to cut what is new: at an added token that counts as one."""
-        if not self._cuts or len(prompt.text) < MIN_CHARACTERS:
+        if self._parts is None or len(prompt.text) < MIN_CHARACTERS:
             return None
         high = len(prompt.text) - SLACK_CHARACTERS
         while (border := self._added.last_border(prompt.text, start, high)) is not None:

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bench.encoding.conversation import Conversation
 from bench.encoding.path import SubmitPath
+from server.memory import keep_memory
 from server.services import Ids
 from server.tokenizer.choose import choose
 from server.tokenizer.encode import Encoder
@@ -40,6 +41,7 @@ class WrongIdsError(AssertionError):
 
 def rows(model: Path, sizes: Sequence[int], rounds: int) -> Iterator[Row]:
     """For each size and turn a row for `tokenizer.encode`, then one for each backend."""
+    keep_memory()  # as the server does
     reference: Any = PreTrainedTokenizerFast.from_pretrained(model)
     tokenizer = load(model)
     with ExitStack() as opened:

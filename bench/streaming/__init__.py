@@ -1,1 +1,1 @@
-"""Parts of `bench.frontend`: a model folder, a server process, load, a probe, the ceiling. Loopback only."""
+"""Parts of `bench.frontend` and `bench.stalled`: a model folder, a server process, load, clients. Loopback only."""

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from bench.streaming.server_process import ServerError
+from bench.streaming.silent import request_bytes
 
 # Begins the data of every chunk with a token; the closing `[DONE]` has no brace.
 MARK: Final = b"data: {"
@@ -30,11 +31,7 @@ class Probe(threading.Thread):
         super().__init__(daemon=True)
         self.arrivals: list[list[float]] = []  # per answer, the monotonic time of each chunk
         self._address = (host, port)
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        self._request = head.encode() + body
+        self._request = request_bytes(host, path, body)
         self._ended = False
         self._connection: socket.socket | None = None
         self._failure: OSError | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import resource
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -114,6 +115,11 @@ class ServerProcess:
             last = now
         raise ServerError("the server still produces tokens after its clients left")
 
+    def counter(self, name: str) -> float:
+        """A metric without labels; 0 where the server has none of that name. Raises ServerError."""
+        found = re.search(rf"^{re.escape(name)} (\S+)$", self._scrape(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
     def _scrape(self) -> str:
         assert self._connection is not None
         try:
@@ -133,6 +139,15 @@ def cpu_seconds(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)  # the number that clock_getcpuclockid(3) makes of a pid
     except OSError:
         return 0.0
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in main memory; 0 when it is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(pages) * resource.getpagesize()
 
 
 def children(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Types of the native module `csrc/kernels_module.cpp`, which `cpu_attention.py` and `cpu_linear.py` wrap."""
+"""Types of the native module `csrc/kernels_module.cpp`, which the files `cpu_*.py` beside it wrap."""
 
 # ruff: noqa: PYI021 - the native module carries no docstrings of its own, they are read here
 from typing import Final
@@ -45,4 +45,10 @@ def linear(x: int, weight: int, bias: int, out: int, shape: tuple[int, int, int]
     """out[rows, columns] = x[rows, depth] weight[columns, depth]^T + bias, all addresses of dense float32.
 
     `shape` is (rows, columns, depth); a bias of 0 is none. Addresses are trusted. Raises ValueError below 0.
+    """
+
+def normalize(x: int, weight: int, out: int, rows: int, size: int, epsilon: float, level: int, threads: int, /) -> None:
+    """out[row] = x[row] / sqrt(mean(x[row]^2) + epsilon) * weight, all addresses of dense float32.
+
+    x and out are [rows, size], the weight is [size]. Addresses are trusted. Raises ValueError below 0.
     """

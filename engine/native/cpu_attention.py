@@ -14,7 +14,7 @@ from engine.native.attention import Heads
 from engine.native.batch import Batch
 from engine.native.cpu_kernels import ELEMENTS
 from engine.native.kernels import Form
-from engine.native.pages import LayerPages
+from engine.native.pages import LayerPages, LayerShape
 from engine.native.sequence import BLOCK_SIZE
 
 
@@ -27,9 +27,13 @@ class CpuPages:
         assert kernel.BLOCK_SIZE == BLOCK_SIZE
         for pages in layers:
             check_pages(pages)
-        self.kernel = kernel
+        self.attend = kernel.attend
         self.layers = layers
         self.addresses = [tuple((x.data_ptr(), x.stride(0)) for x in (pages.k, pages.v)) for pages in layers]
+        self.shapes = [LayerShape(pages.k.shape[2], pages.k.shape[3], pages.v.shape[3]) for pages in layers]
+        self.dtype, self.blocks = layers[0].k.dtype, layers[0].k.shape[0]
+        assert all(pages.k.dtype is self.dtype and pages.k.shape[0] == self.blocks for pages in layers)
+        self.element = ELEMENTS[self.dtype]
         self.level = level
         self.use_openmp = use_openmp
 
@@ -44,19 +48,21 @@ class CpuAttention:
 
     def attend(self, layer: int, heads: Heads, form: Form) -> torch.Tensor:
         """Store k and v, then attend. Raises ValueError for tensors or tables that do not fit the pages."""
-        pages = self._pages.layers[layer]
+        # What is asked of a tensor here is asked once a layer in every step; so nothing is asked twice.
+        pages = self._pages
+        shape = pages.shapes[layer]
         sinks = None if form.sinks is None else form.sinks.to(torch.float32).contiguous()
-        check_heads(heads, pages, sinks)
-        q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in heads)
+        check_heads(heads, shape, pages.dtype, sinks)
+        q, k, v = map(_dense, heads)
         out = heads.empty_out()
-        self._pages.kernel.attend(
-            ELEMENTS[out.dtype],
-            (q.data_ptr(), q.stride(0), q.stride(1)),
-            (k.data_ptr(), k.stride(0), k.stride(1)),
-            (v.data_ptr(), v.stride(0), v.stride(1)),
+        pages.attend(
+            pages.element,
+            (q.data_ptr(), *q.stride()[:2]),
+            (k.data_ptr(), *k.stride()[:2]),
+            (v.data_ptr(), *v.stride()[:2]),
             out.data_ptr(),
-            *self._pages.addresses[layer],
-            (*q.shape[:2], *pages.k.shape[2:], v.shape[2], pages.k.shape[0]),
+            *pages.addresses[layer],
+            (*out.shape[:2], shape.kv_heads, shape.k_dim, shape.v_dim, pages.blocks),
             self._tables,
             form.scaling,
             form.window or 0,
@@ -65,6 +71,10 @@ class CpuAttention:
             *self._run,
         )
         return out
+
+
+def _dense(rows: torch.Tensor) -> torch.Tensor:
+    return rows if rows.stride(2) == 1 else rows.contiguous()
 
 
 def check_pages(pages: LayerPages) -> None:
@@ -80,13 +90,12 @@ def check_pages(pages: LayerPages) -> None:
             raise ValueError(f"pages of {name} have strides {rows.stride()}, blocks must not overlap")
 
 
-def check_heads(heads: Heads, pages: LayerPages, sinks: torch.Tensor | None) -> None:
-    """Whether projections fit the pages and each other. Raises ValueError."""
+def check_heads(heads: Heads, shape: LayerShape, dtype: torch.dtype, sinks: torch.Tensor | None) -> None:
+    """Whether projections fit a layer's pages and each other. Raises ValueError."""
     tokens, query_heads, _ = heads.q.shape
-    kv_heads, k_dim = pages.k.shape[2:]
-    _check("q", heads.q, (tokens, query_heads, k_dim), pages.k.dtype)
-    _check("k", heads.k, (tokens, kv_heads, k_dim), pages.k.dtype)
-    _check("v", heads.v, (tokens, kv_heads, pages.v.shape[3]), pages.k.dtype)
+    _check("q", heads.q, (tokens, query_heads, shape.k_dim), dtype)
+    _check("k", heads.k, (tokens, shape.kv_heads, shape.k_dim), dtype)
+    _check("v", heads.v, (tokens, shape.kv_heads, shape.v_dim), dtype)
     if sinks is not None and (sinks.shape != (query_heads,) or not sinks.is_cpu):
         raise ValueError(f"sinks {list(sinks.shape)} on {sinks.device}, wanted [{query_heads}] on cpu")
 

@@ -1,21 +1,58 @@
-"""Linear layers over few rows by the native kernel: the decodes of a small batch.
+"""Linear layers over few rows by the native kernel: the decodes of a batch.
 
 Promises the layer's own result beyond rounding, and torch's product wherever that is the faster one. Weights stay
-where they are; nothing is copied or packed.
+where they are; nothing is copied or packed. A layer that uses the kernel runs no hooks.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
+from torch.nn.functional import linear as torch_linear
 
-# Rows between which the kernel wins: with fewer, torch's matrix-vector product reads weights as fast; with more,
-# arithmetic costs more than reading and torch's blocking does it better.
-MIN_ROWS: Final = 3
-MAX_ROWS: Final = 16
+# Up to so many rows the kernel wins: it reads weights once, and from several places at a time. With more, arithmetic
+# costs more than reading and torch's blocking does it better; where the two meet depends on the processor.
+MAX_ROWS: Final = 32
+
+
+class Product:
+    """`x weight^T + bias` for one weight [N, D] and bias [N], checked once. Raises ValueError for other tensors.
+
+    They must stay where they are as long as this lives, which keeps them alive.
+    """
+
+    __slots__ = ("_addresses", "_bias", "_columns", "_kernel", "_level", "_weight", "depth")
+
+    def __init__(self, kernels: ModuleType, weight: torch.Tensor, bias: torch.Tensor | None, *, level: int = 0) -> None:
+        self._columns, self.depth = weight.shape
+        _check("weight", weight)
+        if bias is not None:
+            _check("bias", bias)
+            if bias.shape != (self._columns,):
+                raise ValueError(f"bias {list(bias.shape)} does not fit a weight of {list(weight.shape)}")
+        self._weight = weight.contiguous()
+        self._bias = None if bias is None else bias.contiguous()
+        self._addresses = self._weight.data_ptr(), 0 if self._bias is None else self._bias.data_ptr()
+        self._kernel, self._level = kernels.linear, level
+
+    def by_kernel(self, x: torch.Tensor) -> torch.Tensor:
+        """x [.., D] -> [.., N]. Raises ValueError for one that the kernel cannot read."""
+        *outer, depth = x.shape
+        _check("x", x)
+        if depth != self.depth:
+            raise ValueError(f"x {list(x.shape)} does not fit a weight of {[self._columns, self.depth]}")
+        x = x.contiguous()
+        out = x.new_empty((*outer, self._columns))
+        shape = (x.numel() // max(1, depth), self._columns, depth)
+        self._kernel(x.data_ptr(), *self._addresses, out.data_ptr(), shape, self._level, torch.get_num_threads())
+        return out
+
+    def by_torch(self, x: torch.Tensor) -> torch.Tensor:
+        """The same by torch, for any number of rows."""
+        return torch_linear(x, self._weight, self._bias)
 
 
 def use_kernels(model: nn.Module, kernels: ModuleType) -> int:
@@ -24,42 +61,30 @@ def use_kernels(model: nn.Module, kernels: ModuleType) -> int:
     for module in chosen:
         # Only the class changes: parameters, names and ties of weights stay what the model's own code made them.
         module.__class__ = CpuLinear
-        module.kernels = kernels  # type: ignore[assignment]
+        module.product = Product(kernels, module.weight.detach(), module.bias)  # type: ignore[assignment]
     return len(chosen)
 
 
 def _fits(weight: torch.Tensor) -> bool:
-    return weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
+    return weight.dtype is torch.float32 and weight.is_cpu and weight.is_contiguous()
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype is not torch.float32 or not tensor.is_cpu:
+        raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}, wanted torch.float32 on cpu")
 
 
 class CpuLinear(nn.Linear):
     """`nn.Linear` for inference."""
 
-    kernels: Any
+    product: Product
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         """[.., in_features] -> [.., out_features]."""
-        rows = input.numel() // self.in_features
-        if not MIN_ROWS <= rows <= MAX_ROWS:
-            return super().forward(input)
-        return linear(self.kernels, input, self.weight, self.bias)
+        product = self.product
+        if input.numel() > MAX_ROWS * product.depth:
+            return product.by_torch(input)
+        return product.by_kernel(input)
 
-
-def linear(
-    kernels: ModuleType, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, level: int = 0
-) -> torch.Tensor:
-    """x [.., D] weight [N, D] bias [N] -> [.., N]. Raises ValueError for tensors the kernel cannot read."""
-    columns, depth = weight.shape
-    given = {"x": x, "weight": weight} if bias is None else {"x": x, "weight": weight, "bias": bias}
-    for name, tensor in given.items():
-        if tensor.dtype is not torch.float32 or tensor.device.type != "cpu":
-            raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}, wanted torch.float32 on cpu")
-    if x.shape[-1] != depth or (bias is not None and bias.shape != (columns,)):
-        raise ValueError(f"x {list(x.shape)} or the bias does not fit a weight of {list(weight.shape)}")
-    x, weight = x.contiguous(), weight.contiguous()
-    bias = None if bias is None else bias.contiguous()
-    out = x.new_empty((*x.shape[:-1], columns))
-    shape = (x.numel() // max(1, depth), columns, depth)
-    addresses = (x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr())
-    kernels.linear(*addresses, shape, level, torch.get_num_threads())
-    return out
+    # Some two hundred calls a step: what torch looks up before it calls `forward` is a percent of a small step.
+    __call__ = forward

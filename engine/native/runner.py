@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
+from engine.native import cpu_linear, cpu_norm
 from engine.native.attention import Attend
 from engine.native.batch import Batch
 from engine.native.cpu_attention import CpuAttention, CpuPages
 from engine.native.cpu_kernels import load_kernels
-from engine.native.cpu_linear import use_kernels
 from engine.native.device import upload
 from engine.native.pages import PagePool
 from engine.native.step_attention import StepAttention
@@ -29,7 +29,8 @@ class Runner:
         self._cpu_pages: CpuPages | None = None
         if (kernels := load_kernels(self._device, pool.layout.dtype)) is not None:
             self._cpu_pages = CpuPages(kernels, pool.layers)
-            use_kernels(model, kernels)
+            cpu_linear.use_kernels(model, kernels)
+            cpu_norm.use_kernels(model, kernels)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Replaying traces of agent sessions against a server: what `bench/replay_agentx.py` is made of."""
