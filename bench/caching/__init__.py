@@ -1,0 +1,1 @@
+"""Parts of `bench.cache_serving`: requests whose reuse is told, time to first token, decodes beside copies."""

@@ -1,0 +1,129 @@
+"""Time to first token of a prompt whose beginning is cached, against one of which nothing is.
+
+A turn that comes back with a new tail is answered from the device, then from host memory, since a prompt of the same
+length has driven it off the device; on two ranks, by a rank that never saw it, while the other one is kept busy.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.caching.calls import ANSWER_TOKENS, Calls, Reply
+from bench.streaming.server_process import ServerError
+from hicache.keys import PAGE_TOKENS
+
+# What is promised of a hit: this share of the factor by which it has less to compute.
+NEEDED: Final = 0.6
+# Of the stream that keeps a rank busy.
+BUSY_PROMPT: Final = 16
+BUSY_TOKENS: Final = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Prompts of one measurement."""
+
+    pages: int  # that a turn shares with the one before
+    tails: Sequence[int]  # tokens behind them
+    rounds: int
+
+    @property
+    def shared(self) -> int:
+        """Tokens."""
+        return self.pages * PAGE_TOKENS
+
+    @property
+    def blocks(self) -> int:
+        """Of a device that holds the longest of these prompts with its answer, and beside it no page of another."""
+        return self.pages + -(-(max(self.tails) + ANSWER_TOKENS) // PAGE_TOKENS)
+
+    @property
+    def busy_blocks(self) -> int:
+        """Likewise, and the stream that keeps it busy."""
+        return self.blocks + -(-(BUSY_PROMPT + BUSY_TOKENS) // PAGE_TOKENS)
+
+
+@dataclass(slots=True)
+class Times:
+    """Replies of one length of tail."""
+
+    misses: list[Reply] = field(default_factory=list)
+    hits: dict[str, list[Reply]] = field(default_factory=dict)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each way to hit."""
+        miss_s = statistics.median(reply.ttft_s for reply in self.misses)
+        return [self._row(case, replies, miss_s) for case, replies in self.hits.items()]
+
+    def _row(self, case: str, replies: list[Reply], miss_s: float) -> dict[str, Any]:
+        hit_s, (prompt, computed) = statistics.median(reply.ttft_s for reply in replies), _size(replies)
+        ratio, less = miss_s / hit_s, prompt / computed
+        return {
+            "part": "first token",
+            "case": case,
+            "prompt": prompt,
+            "computed": computed,
+            "miss ms": miss_s * 1e3,
+            "hit ms": hit_s * 1e3,
+            "faster": ratio,
+            "less computed": less,
+            "share": ratio / less,
+            "as promised": ratio >= NEEDED * less,
+        }
+
+
+def _size(replies: list[Reply]) -> tuple[int, int]:
+    (size,) = {(reply.prompt, reply.computed) for reply in replies}
+    return size
+
+
+async def one_rank(calls: Calls, shape: Shape) -> list[dict[str, Any]]:
+    """Device and host, on a device of `shape.blocks`. Raises ServerError."""
+    rows = []
+    await calls.first_token(calls.fresh(shape.shared))  # what is slow only once
+    for tail in shape.tails:
+        times = Times(hits={"device": [], "host": []})
+        for _ in range(shape.rounds):
+            shared = calls.fresh(shape.shared)
+            times.misses.append(await _ask(calls, shared, tail))
+            times.hits["device"].append(await _ask(calls, shared, tail, device=shape.shared))
+            await _ask(calls, calls.fresh(shape.shared), max(shape.tails))
+            times.hits["host"].append(await _ask(calls, shared, tail, host=shape.shared))
+        rows += times.rows()
+    return rows
+
+
+async def other_rank(calls: Calls, shape: Shape) -> list[dict[str, Any]]:
+    """A hit on rank 1 of what rank 0 stored; all of rank 1's while rank 0 decodes one stream. Raises ServerError."""
+    rows = []
+    await calls.first_token(calls.fresh(shape.shared))
+    for tail in shape.tails:
+        times = Times(hits={"host, other rank": []})
+        for _ in range(shape.rounds):
+            shared = calls.fresh(shape.shared)
+            await _ask(calls, shared, tail)
+            async with calls.running(calls.fresh(BUSY_PROMPT), BUSY_TOKENS):
+                before = await calls.counted()
+                times.misses.append(await _ask(calls, calls.fresh(shape.shared), tail, settle=False))
+                times.hits["host, other rank"].append(await _ask(calls, shared, tail, host=shape.shared, settle=False))
+                after = await calls.counted()
+            if after["host_hits_total@1"] - before["host_hits_total@1"] != shape.shared:
+                raise ServerError("the request did not go to the other rank")
+            await calls.settled()
+        rows += times.rows()
+    return rows
+
+
+async def _ask(
+    calls: Calls, shared: Sequence[int], tail: int, *, device: int = 0, host: int = 0, settle: bool = True
+) -> Reply:
+    """Ask with a new tail; so much must be reused."""
+    reply = await calls.first_token([*shared, *calls.fresh(tail)])
+    if (reply.device, reply.host) != (device, host):
+        raise ServerError(f"{device} tokens should come from the device and {host} from the host, but: {reply}")
+    if settle:
+        await calls.settled()
+    return reply
