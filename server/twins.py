@@ -60,7 +60,7 @@ class Twins:
         """Wait while it is worth it; returns what the prompt finds then. `choose` names the rank it would go to."""
         started = deadline = time.monotonic()
         for turn in range(MAX_OWNERS):
-            owner = self._worth(prospect, choose)
+            owner = self._worth(prospect, choose) if work.reuse else None
             if owner is None:
                 break
             if turn == 0:

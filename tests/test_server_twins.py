@@ -60,6 +60,7 @@ async def test_a_twin_waits_for_the_other_s_pages_and_loads_them(ranks: CachedRa
 async def test_what_is_short_or_bypassed_or_another_caller_s_waits_for_nobody(ranks: CachedRanks) -> None:
     await owner_of(ranks, LONG - 1)
     await ask(ranks, LONG - 1)
+    ranks.cache.reset()
     await owner_of(ranks, LONG)
     await ranks.submitter.submit(replace(prompt(LONG), reuse=False))
     await ranks.submitter.submit(replace(prompt(LONG), caller="stranger"))
