@@ -100,9 +100,12 @@ class Encoder:
         return await asyncio.wrap_future(self._workers.submit(work))
 
     def warm_up(self) -> None:
-        """Start all threads, and encode once in each and in the caller's, so that no prompt pays for it."""
-        self._workers.start()
+        """Start all threads, and encode once in each and in the caller's, so that no prompt pays for it.
+
+        Raises whatever the backend raises for a text that every backend must encode.
+        """
         self._encode_first()
+        self._workers.start()
 
     def close(self) -> None:
         """Fail the texts that are encoded or wait for a thread. A thread ends after the text it is at."""

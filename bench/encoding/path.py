@@ -55,6 +55,7 @@ class SubmitPath:
         )  # fmt: skip
 
     def __enter__(self) -> Self:
+        self._services.encoder.warm_up()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

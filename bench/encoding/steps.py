@@ -70,6 +70,7 @@ class Way:
         """Serve another conversation, as a running server has."""
         other = Conversation(seed=0)
         other.grow(WARM_UP_CHARACTERS)
+        self.encoder.warm_up()
         self.encoder.encode("".join(message["content"] for message in other.messages), add_special_tokens=False)
         asyncio.run(self.path.submit(other.body()))
 
