@@ -27,11 +27,11 @@ from bench.caching.calls import Calls
 from bench.streaming.reading import quantile
 from hicache.keys import PAGE_TOKENS
 
-# Of each running stream.
 STREAM_PROMPT: Final = 64
-STREAM_TOKENS: Final = 4000
-# More than any engine decodes here, for the blocks that streams may take in a window.
+# More than a stream gets beside prompts: its length, and the blocks that it may take.
 MAX_TOKENS_PER_S: Final = 200
+# For the tails and answers of both clients.
+SPARE_BLOCKS: Final = 4
 # What is promised: the mean time between tokens beside copies against that without a cache.
 ALLOWED: Final = 1.15
 
@@ -49,10 +49,15 @@ class Load:
     rounds: int
 
     @property
+    def stream_tokens(self) -> int:
+        """Of a stream that must not end within a window."""
+        return int(self.window_s * MAX_TOKENS_PER_S)
+
+    @property
     def small_device(self) -> int:
         """Blocks for what runs at a time and little else."""
-        of_stream = 1 + int(STREAM_PROMPT + self.window_s * MAX_TOKENS_PER_S) // PAGE_TOKENS
-        return self.streams * of_stream + self.new_pages + self.pages + 4
+        of_stream = -(-(STREAM_PROMPT + self.stream_tokens) // PAGE_TOKENS)
+        return self.streams * of_stream + self.new_pages + self.pages + SPARE_BLOCKS
 
     @property
     def large_device(self) -> int:
@@ -105,7 +110,7 @@ async def compare(copies: Calls, no_cache: Calls, on_device: Calls, load: Load) 
 async def _window(side: Side, load: Load, like: Window | None) -> Window:
     """`like`: its requests a second; None: as many as are answered."""
     calls, talks = side.calls, itertools.cycle(side.conversations)
-    async with _streams(calls, load.streams) as streams:
+    async with _streams(calls, load) as streams:
         before, started = await calls.counted(), time.perf_counter()
         end = started + load.window_s
         async with asyncio.TaskGroup() as group:
@@ -117,18 +122,18 @@ async def _window(side: Side, load: Load, like: Window | None) -> Window:
             old = _traffic(calls, lambda: [*next(talks), *calls.fresh(load.tail)], end, rate)
             sending = [group.create_task(new), group.create_task(old)]
         seconds, after = time.perf_counter() - started, await calls.counted()
-    await calls.settled()
+    await calls.idle()
     gaps = [gap for task in reading for gap in task.result()]
     counted = {name: value - before[name] for name, value in after.items()}
     return Window(seconds, gaps, sending[0].result(), sending[1].result(), counted)
 
 
 @asynccontextmanager
-async def _streams(calls: Calls, count: int) -> AsyncIterator[list[aiohttp.StreamReader]]:
+async def _streams(calls: Calls, load: Load) -> AsyncIterator[list[aiohttp.StreamReader]]:
     async with AsyncExitStack() as stack:
         yield [
-            await stack.enter_async_context(calls.running(calls.fresh(STREAM_PROMPT), STREAM_TOKENS))
-            for _ in range(count)
+            await stack.enter_async_context(calls.running(calls.fresh(STREAM_PROMPT), load.stream_tokens))
+            for _ in range(load.streams)
         ]
 
 

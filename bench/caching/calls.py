@@ -26,7 +26,7 @@ IDS: Final = range(1000, 40_000)
 SEED: Final = 1
 # Of a request whose first token is wanted: the second one comes from a step of its own.
 ANSWER_TOKENS: Final = 2
-_SAMPLE: Final = re.compile(r'^deepinfer_hicache:(\w+)\{dp_rank="(\d+)"\} (\S+)$', re.MULTILINE)
+_SAMPLE: Final = re.compile(r'^deepinfer(?:_hicache)?:(\w+)\{dp_rank="(\d+)"\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Calls:
                 answer.close()
 
     async def counted(self) -> dict[str, float]:
-        """The cache's counters and gauges, the sum of all ranks; also each rank's as `name@rank`."""
+        """Counters and gauges of the ranks and their cache: their sum, and each rank's as `name@rank`."""
         async with self._session.get("/deepinfer/metrics") as answer:
             samples = _SAMPLE.findall(await answer.text())
         found: dict[str, float] = {}
@@ -99,11 +99,20 @@ class Calls:
 
     async def settled(self) -> None:
         """Until all that is to be stored is. Raises ServerError."""
+        await self._until_none("inflight")
+
+    async def idle(self) -> None:
+        """Until nothing runs either. Raises ServerError."""
+        await self._until_none("inflight", "slots_used")
+
+    async def _until_none(self, *names: str) -> None:
         deadline = time.monotonic() + TIMEOUT_S
-        while (await self.counted()).get("inflight", 0):
+        counted = await self.counted()
+        while any(counted.get(name) for name in names):
             if time.monotonic() > deadline:
-                raise ServerError("the prefix cache does not come to rest")
+                raise ServerError(f"the server does not come to rest: {counted}")
             await asyncio.sleep(POLL_S)
+            counted = await self.counted()
 
     async def _json(self, path: str) -> Any:
         async with self._session.get(path) as answer:

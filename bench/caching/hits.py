@@ -83,7 +83,7 @@ def _size(replies: list[Reply]) -> tuple[int, int]:
 async def one_rank(calls: Calls, shape: Shape) -> list[dict[str, Any]]:
     """Device and host, on a device of `shape.blocks`. Raises ServerError."""
     rows = []
-    await calls.first_token(calls.fresh(shape.shared))  # what is slow only once
+    await calls.first_token(calls.fresh(PAGE_TOKENS))  # what is slow only once
     for tail in shape.tails:
         times = Times(hits={"device": [], "host": []})
         for _ in range(shape.rounds):
@@ -99,7 +99,7 @@ async def one_rank(calls: Calls, shape: Shape) -> list[dict[str, Any]]:
 async def other_rank(calls: Calls, shape: Shape) -> list[dict[str, Any]]:
     """A hit on rank 1 of what rank 0 stored; all of rank 1's while rank 0 decodes one stream. Raises ServerError."""
     rows = []
-    await calls.first_token(calls.fresh(shape.shared))
+    await calls.first_token(calls.fresh(PAGE_TOKENS))
     for tail in shape.tails:
         times = Times(hits={"host, other rank": []})
         for _ in range(shape.rounds):
@@ -110,9 +110,9 @@ async def other_rank(calls: Calls, shape: Shape) -> list[dict[str, Any]]:
                 times.misses.append(await _ask(calls, calls.fresh(shape.shared), tail, settle=False))
                 times.hits["host, other rank"].append(await _ask(calls, shared, tail, host=shape.shared, settle=False))
                 after = await calls.counted()
+            await calls.idle()
             if after["host_hits_total@1"] - before["host_hits_total@1"] != shape.shared:
                 raise ServerError("the request did not go to the other rank")
-            await calls.settled()
         rows += times.rows()
     return rows
 
