@@ -60,7 +60,8 @@ def test_all_requests_are_sent_and_counted_by_the_server(
     # The server counts the very tokens that were built here, and the recorded ones besides marker and template.
     assert all(record.prompt_tokens == record.sent_tokens > record.trace_in for record in found)
     assert all(record.completion_tokens == max(1, record.trace_out) for record in found)
-    assert all(record.error == "" and record.ttft is not None and record.cached_tokens == 0 for record in found)
+    assert all(record.error == "" and record.ttft is not None for record in found)
+    assert 0 < sum(record.cached_tokens for record in found) < sum(record.prompt_tokens for record in found)
     assert any(record.shared_pages for record in found)
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (line["name"], line["settings"]["seed"], line["settings"]["model"]) == ("replay_agentx", 5, "tiny")
