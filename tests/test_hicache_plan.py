@@ -201,6 +201,7 @@ def test_answers_that_do_not_fit_change_nothing_for_others() -> None:
     cache.stored(0, CacheStored(plan.plan + 1, 3, bytes(24)))
     cache.loaded(1, CacheLoaded(plan.plan))
     check_planner(cache)
+    assert cache.rank_counts(0).lookups == 0
     assert why(cache, "abc") == (0, Reason.BEING_STORED)
     cache.stored(0, CacheStored(plan.plan, 4, bytes(32)))  # more than was asked for
     assert (why(cache, "abc")[0], cache.rank_counts(0).errors) == (0, 1)

@@ -61,6 +61,15 @@ def test_an_offer_behind_pages_that_are_being_stored_can_be_made_again() -> None
     check_planner(cache)
 
 
+def test_after_a_reset_no_offer_goes_on_from_a_root_of_before() -> None:
+    cache = planner()
+    run(cache, "ab")
+    cache.reset()
+    assert cache.offered(0, offer(cache, "", "xy")) is None
+    assert cache.offered(0, offer(cache, "ab", "c")) is None
+    assert cache.pages_used == 0
+
+
 def test_offers_that_lead_nowhere_are_declined() -> None:
     cache = planner(pages=4)
     run(cache, "ab")
@@ -133,3 +142,14 @@ def test_a_page_in_the_scrubbers_hand_is_not_evicted() -> None:
     cache.scrub.done(got[0], ok=True)
     run(cache, "xyz")
     assert why(cache, "ab") == (0, Reason.EVICTED)
+
+
+def test_the_scrubber_changes_nothing_of_what_goes_first() -> None:
+    cache = planner(pages=2)
+    run(cache, "a")
+    run(cache, "x")
+    got = cache.scrub.next_to_scrub()
+    assert got is not None
+    cache.scrub.done(got[0], ok=True)
+    run(cache, "n")
+    assert [why(cache, letter)[0] for letter in "axn"] == [0, 1, 1]
