@@ -63,13 +63,13 @@ SETTINGS: Final = {
     "two, by affinity": Setting(("--dp", "2")),
 }
 
-# Prompts of up to six pages.
+# Prompts of up to six pages; a device that holds one of them, and a host pool of some.
+DEMO_DEVICE: Final = ("--num-kv-blocks", "7")
 DEMO: Final = {
     1: Setting(
-        ("--num-kv-blocks", "8", "--hicache-size-gb", f"{12.5 * DEMO_PAGE_BYTES / 2**30:.3f}"),
-        ["host_hits", "evicted_pages"],
+        (*DEMO_DEVICE, "--hicache-size-gb", f"{20.5 * DEMO_PAGE_BYTES / 2**30:.3f}"), ["host_hits", "evicted_pages"]
     ),
-    2: Setting((*TWO, "--num-kv-blocks", "8", "--hicache-size-gb", "1"), ["host_hits"]),
+    2: Setting((*TWO, *DEMO_DEVICE, "--hicache-size-gb", "1"), ["host_hits"]),
 }
 
 

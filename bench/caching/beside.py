@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from bench.caching.calls import Calls
+from bench.caching.calls import Calls, next_token
 from bench.streaming.reading import quantile
 from hicache.keys import PAGE_TOKENS
 
@@ -141,7 +141,7 @@ async def _gaps(stream: aiohttp.StreamReader, end: float) -> list[float]:
     found = []
     last = time.perf_counter()
     while last < end:
-        await stream.readuntil(b"\n\n")
+        await next_token(stream)
         now = time.perf_counter()
         found.append(now - last)
         last = now

@@ -68,7 +68,7 @@ class Calls:
         started = time.perf_counter()
         async with self._session.post(PATH, json=body) as answer:
             await _check(answer)
-            await answer.content.readuntil(b"\n\n")
+            await next_token(answer.content)
             ttft_s = time.perf_counter() - started
             await answer.read()
             name = answer.headers["X-Request-ID"]
@@ -81,7 +81,7 @@ class Calls:
         body = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         async with self._session.post(PATH, json=body) as answer:
             await _check(answer)
-            await answer.content.readuntil(b"\n\n")
+            await next_token(answer.content)
             try:
                 yield answer.content
             finally:
@@ -118,6 +118,12 @@ class Calls:
         async with self._session.get(path) as answer:
             await _check(answer)
             return await answer.json()
+
+
+async def next_token(stream: aiohttp.StreamReader) -> None:
+    """Read its event; comments, which keep a waiting connection alive, are none."""
+    while not (await stream.readuntil(b"\n\n")).startswith(b"data: "):
+        pass
 
 
 async def _check(answer: aiohttp.ClientResponse) -> None:
