@@ -112,7 +112,7 @@ async def _ranks(servers: Servers, args: argparse.Namespace) -> list[dict[str, A
 
 
 async def _beside(servers: Servers, args: argparse.Namespace) -> list[dict[str, Any]]:
-    load = Load(args.streams, new_pages=4, conversations=4, pages=12, tail=32, window_s=args.window, rounds=args.rounds)
+    load = Load(args.streams, new_pages=1, conversations=4, pages=12, tail=8, window_s=args.window, rounds=args.rounds)
     copies = await servers.start(blocks=load.small_device, host=0.5)
     no_cache = await servers.start(blocks=load.small_device, host=NO_HOST)
     on_device = await servers.start(blocks=load.large_device, host=0.5)

@@ -126,14 +126,14 @@ def check(server: RunningServer, found: Comparison, counted: Sequence[str]) -> N
 
 async def hold(
     model: Path, setting: Setting, plain: Plain, environ: dict[str, str], *, count: int, branches: int
-) -> None:
+) -> Comparison:
     with RunningServer(model, *setting.flags, environ=environ) as server:
         async with comparer(server, plain, FAKE) as comparing:
             found = await comparing.hold(range(count), branches, clients=6)
         counted = (*setting.counted, "states_loaded") if environ and "host_hits" in setting.counted else setting.counted
         check(server, found, counted)
     assert not found.ties, "a fake is always certain"
-    assert bool(found.generated) or environ, "pages of answers are reused; of models with states they are not stored"
+    return found
 
 
 @pytest.mark.parametrize("setting", ["one, small", "two, small device"])
@@ -146,7 +146,9 @@ async def test_a_fake_answers_the_same(model: Path, plain: Plain, environ: dict[
 async def test_a_fake_answers_the_same_for_long(
     model: Path, plain: Plain, environ: dict[str, str], setting: str
 ) -> None:
-    await hold(model, SETTINGS[setting], plain, environ, count=200, branches=4)
+    found = await hold(model, SETTINGS[setting], plain, environ, count=200, branches=4)
+    if SMALL_HOST[0] not in SETTINGS[setting].flags and not environ:
+        assert found.generated > 0, "pages of answers are reused too; those of models with states are not stored"
 
 
 @pytest.mark.soak
@@ -156,7 +158,7 @@ async def test_the_demo_model_answers_the_same(ranks: int, capsys: pytest.Captur
     without = RunningServer(folder, *NATIVE, "--hicache-size-gb", "0")
     with RunningServer(folder, *NATIVE, *setting.flags) as server, without:
         async with comparer(server, Plain(without), await demo_kind(without)) as comparing:
-            found = await comparing.hold(range(DEMO_CONVERSATIONS), 2, clients=2)
+            found = await comparing.hold(range(DEMO_CONVERSATIONS), 2, clients=4)
             check(server, found, setting.counted)
             with capsys.disabled():
                 print(f"\ndemo model, {ranks} ranks: {found.turns} turns, {found.cached} tokens cached")
