@@ -118,7 +118,7 @@ class Comparer:
         self.found = Comparison()
         self._client = client
         self._uncached = uncached
-        self._kind = kind
+        self.kind = kind
 
     async def hold(self, numbers: Iterable[int], branches: int, clients: int) -> Comparison:
         """Conversations of these numbers, some at once. Number n branches at the n-th `branches` offsets of a page."""
@@ -134,7 +134,7 @@ class Comparer:
         return self.found
 
     async def _converse(self, number: int, branches: int) -> None:
-        conversation = Conversation(self._kind, number)
+        conversation = Conversation(self.kind, number)
         said = await self._turn(conversation, f"{number}: opening")
         asked = len(conversation.ids)
         conversation.go_on(said)
@@ -147,22 +147,23 @@ class Comparer:
 
     async def _turn(self, conversation: Conversation, name: str, before: int | None = None) -> list[int]:
         """Ask and compare; `before` are the tokens of the prompt that this one goes on from."""
-        ids, answer, found = conversation.ids, self._kind.answer, self.found
+        ids, answer, found = conversation.ids, self.kind.answer, self.found
         replies = {}
         order = conversation.draw.sample((True, False), 2)
         for prefix_cache in order:
             replies[prefix_cache] = await ask(self._client, ids, answer, prefix_cache=prefix_cache)
         assert replies[False].cached == 0
         assert replies[True].cached < len(ids)
-        self._compare(name, replies[True], replies[False])
-        self._compare(name, replies[True], await self._uncached.ask(ids, answer))
+        self.judge(name, replies[True], replies[False])
+        self.judge(name, replies[True], await self._uncached.ask(ids, answer))
         found.turns += 1
         found.cached += replies[True].cached
         if before is not None and order[0]:  # else the bypassed one has just stored all of it
             found.generated += replies[True].cached > before // PAGE_TOKENS * PAGE_TOKENS
-        return await self._kind.tokenize(replies[True].text)
+        return await self.kind.tokenize(replies[True].text)
 
-    def _compare(self, name: str, one: Reply, other: Reply) -> None:
+    def judge(self, name: str, one: Reply, other: Reply) -> None:
+        """Note where two answers to the same prompt differ."""
         verdict = same(one.tokens, other.tokens)
         if verdict != "yes":
             where = self.found.ties if verdict == "tie" else self.found.different
