@@ -24,6 +24,7 @@ from typing import Final
 
 import aiohttp
 
+from bench.caching.calls import next_token
 from bench.report import report
 from bench.streaming.server_process import ServerError, ServerProcess
 
@@ -79,7 +80,7 @@ async def _run(session: aiohttp.ClientSession, draw: random.Random, clients: int
 
 
 async def _ask(session: aiohttp.ClientSession, draw: random.Random) -> float:
-    """One streamed answer to its end; returns the seconds to its first event."""
+    """One streamed answer to its end; returns the seconds to its first token."""
     body = {
         "prompt": [draw.randint(FIRST_ID, LAST_ID) for _ in range(PROMPT_TOKENS)],
         "max_tokens": OUTPUT_TOKENS,
@@ -90,7 +91,7 @@ async def _ask(session: aiohttp.ClientSession, draw: random.Random) -> float:
     started = time.perf_counter()
     async with session.post("/v1/completions", json=body) as answer:
         answer.raise_for_status()
-        await answer.content.readuntil(b"\n\n")
+        await next_token(answer.content)
         first = time.perf_counter() - started
         await answer.read()
     return first
