@@ -77,5 +77,13 @@ class SubmitPath:
             seconds = time.perf_counter() - started
         (submitted, _) = self._engine.receive(2)  # the request, and its cancel
         assert isinstance(submitted, Submit)
-        self._services.ranks[0].slots.release(submitted.slot)
+        self._end(submitted)
         return seconds, np.frombuffer(submitted.ids, "<i4")
+
+    def _end(self, submitted: Submit) -> None:
+        """As when the engine says that the request is over: its tokens and its slot are free for the next one."""
+        rank = self._services.ranks[0]
+        stream = rank.slots.find(submitted.slot, submitted.generation)
+        assert stream is not None
+        rank.prefilled(stream)
+        rank.slots.release(submitted.slot)
