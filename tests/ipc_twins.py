@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from ipc import _ring as ring_native
 from ipc import ring_py
 from ipc.messages import LinkFds
@@ -19,6 +21,9 @@ ROOT = Path(__file__).parent.parent
 TWINS: dict[str, ModuleType] = {"native": ring_native, "python": ring_py}
 # (writer, reader): the bytes are the same, so any pair must work.
 PAIRS = [(writer, reader) for writer in TWINS for reader in TWINS]
+twins = pytest.mark.parametrize("rings", TWINS.values(), ids=TWINS.keys())
+HEADER = 384
+TAIL, HEAD = 16, 32  # cursors as indices of u64
 
 
 @contextmanager
@@ -29,6 +34,13 @@ def shared_memory(size: int) -> Iterator[memoryview]:
         yield segment.memory
     finally:
         segment.close()
+
+
+def set_cursors(memory: memoryview, value: int) -> None:
+    """As if so many bytes had gone through the ring."""
+    words = memory[:HEADER].cast("Q")
+    words[TAIL] = words[HEAD] = value
+    words.release()
 
 
 @contextmanager
