@@ -110,7 +110,10 @@ def sanitized_tree(sanitizer: str, folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("sanitizer", RUNTIMES)
 def test_the_ring_tests_pass_under_a_sanitizer(sanitizer: str, tmp_path: Path) -> None:
     environ = sanitized_tree(sanitizer, tmp_path)
-    tests = [f"tests/test_ipc_{name}.py" for name in ("ring", "layout", "heartbeat", "doorbell", "backlog", "crash")]
+    tests = [
+        f"tests/test_ipc_{name}.py"
+        for name in ("ring", "ring_corrupt", "layout", "heartbeat", "doorbell", "backlog", "crash")
+    ]
     tests += [f"tests/test_hicache_{name}.py" for name in ("keys", "walks", "index", "plan")]
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *tests]
     result = subprocess.run(command, cwd=tmp_path, env=environ, check=False, capture_output=True, text=True)
