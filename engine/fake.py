@@ -284,8 +284,7 @@ class FakeEngine:
         token, is_eos = self._draw(run)
         entry = mix(token | (run.position << np.uint64(32)))
         self._pages[run.next_blocks(self._rows), run.position % np.uint64(BLOCK_TOKENS)] = entry
-        run.digest += weighed(entry, run.position)
-        run.position += np.uint64(1)
+        run.advance(entry)
         records = run.records(token, is_eos)
         events = self._top_logprobs(run, records) if run.wants_top else []
         for row in run.rows[records["finish"] != GOES_ON].tolist():
@@ -297,7 +296,7 @@ class FakeEngine:
         """The next tokens, and which of them end their answer; None when none may."""
         drawn = mix(run.digest ^ run.seed ^ run.position)
         token = self._words[drawn % np.uint64(len(self._words))]
-        if not run.may_end.any() or not self._facts.eos_ids:
+        if not run.any_may_end or not self._facts.eos_ids:
             return token, None
         ends = (drawn >> np.uint64(40)) % np.uint64(EOS_ODDS) == 0
         is_eos = ends & run.may_end & (run.position >= run.eos_from)

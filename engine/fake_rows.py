@@ -124,11 +124,15 @@ class Running:
         self.position: U64 = table.length[rows].astype(np.uint64)
         self.digest, self.seed = table.digest[rows], table.seed[rows]
         self.may_end, self.eos_from = table.may_end[rows], table.eos_from[rows]
+        self.any_may_end = bool(self.may_end.any())
         self.wants_top = bool((table.top[rows] >= 0).any())
         self._end = table.end[rows]
+        # Until then no row is full, so that nobody has to look.
+        self._steps_left = int((self._end - self.position).min()) if len(rows) else 0
         self._template = np.zeros(len(rows), TOKEN_DTYPE)
         self._template["slot"], self._template["generation"] = table.slot[rows], table.generation[rows]
         self._template["flags"] = np.where(table.top[rows] >= 0, Flag.TOKEN | Flag.TOP, Flag.TOKEN)
+        self._template["finish"] = GOES_ON
 
     def save(self, table: Rows) -> None:
         """Put back what has moved on."""
@@ -139,14 +143,21 @@ class Running:
         """The block of each row's next position."""
         return table.blocks[self.rows, (self.position // np.uint64(BLOCK_TOKENS)).astype(np.int64)]
 
+    def advance(self, entry: U64) -> None:
+        """Each row has this entry at its position now."""
+        self.digest += weighed(entry, self.position)
+        self.position += np.uint64(1)
+        self._steps_left -= 1
+
     def records(self, token: U64, is_eos: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.void]:
         """Records of tokens whose positions have just been passed."""
         records = self._template.copy()
         records["token"], records["position"] = token, self.position - np.uint64(1)
-        finish = np.where(self.position >= self._end, FULL, GOES_ON)
-        if is_eos is not None:
-            records["flags"] |= np.where(is_eos, np.uint16(Flag.EOS), np.uint16(0))
-            finish = np.where(is_eos, STOP, finish)
-        records["finish"] = finish
+        if is_eos is not None or self._steps_left <= 0:
+            finish = np.where(self.position >= self._end, FULL, GOES_ON)
+            if is_eos is not None:
+                records["flags"] |= np.where(is_eos, np.uint16(Flag.EOS), np.uint16(0))
+                finish = np.where(is_eos, STOP, finish)
+            records["finish"] = finish
         records["time_ns"] = time.monotonic_ns()
         return records

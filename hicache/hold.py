@@ -59,6 +59,8 @@ class Hold:
 
     def reserve_states(self, boundaries: Sequence[int]) -> list[tuple[int, int]]:
         """`(pages, state slot)` for those boundaries, in pages, that have none and whose pages are held."""
+        if not boundaries:
+            return []
         held, have = np.concatenate([self.path, self.slots]).tolist(), self.index.pages.state
         # Chosen before the first is reserved: that may evict the state of another one of them.
         lacking = [pages for pages in boundaries if pages <= len(held) and have[held[pages - 1]] == NO_STATE]

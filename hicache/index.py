@@ -67,6 +67,8 @@ class PageIndex:
         absent = np.flatnonzero(slots < 0)
         if absent.size:
             slots = slots[: absent[0]]
+        if not slots.size:
+            return Match(slots, slots)
         slots = slots[: self.pages.agreeing(slots, ids, root, after)]
         ready = self.pages.leading(slots, READY)
         behind = slots[ready:]
@@ -98,6 +100,8 @@ class PageIndex:
 
     def pin(self, path: Slots) -> None:
         """Keep these pages, a path from a first page on, until `unpin`."""
+        if not path.size:
+            return
         pins = self.pages.pins[path]
         self._evictable -= int(np.count_nonzero((pins == 0) & (self.pages.status[path] == READY)))
         self.pages.pins[path] = pins + 1

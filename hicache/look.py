@@ -87,6 +87,9 @@ class Looker:
     def fill(self, look: Look) -> None:
         """Bring `look` up to date. Pages that it has found before are proven, not looked up."""
         index, pages = self._index, look.pages
+        if not len(pages):
+            look.version, look.reason = index.version, Reason.FULL
+            return
         known = look.ready[: index.proven(look.root, look.ready, pages)]
         look.keys = look.keys or self._keys(look, known)
         more, behind = look.keys[len(known) * KEY_BYTES :], int(known[-1]) if known.size else NO_PARENT

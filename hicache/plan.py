@@ -67,7 +67,10 @@ class Planner:
 
     def rank_counts(self, rank: int) -> RankCounts:
         """The counters of one rank."""
-        return self.counts.setdefault(rank, RankCounts())
+        counts = self.counts.get(rank)
+        if counts is None:
+            counts = self.counts[rank] = RankCounts()
+        return counts
 
     # ---- on the way in ----
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
+from typing import Final
+
+_PLAIN: Final = re.compile(r"[^\s\"'=\\]+")
 
 
 def set_up() -> None:
     """Send this process's log to stderr."""
+    # No line shows them, and they are looked up for each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # One line per request is ours (`account.py`); aiohttp's would be a second one.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
@@ -18,5 +24,4 @@ def line(**pairs: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    plain = text.isprintable() and not any(ch.isspace() or ch in "\"'=\\" for ch in text)
-    return text if text and plain else repr(text)
+    return text if _PLAIN.fullmatch(text) and text.isprintable() else repr(text)

@@ -28,6 +28,8 @@ NO_RECORDS: Records = np.empty(0, TOKEN_DTYPE)
 # A batch is a view that keeps a whole step's records alive, so of a stalled reader's stream no more than this many wait
 # as they came: more become one array of 32 bytes a token.
 MAX_BATCHES: Final = 64
+# A record without its columns: numpy joins these as bytes, and the columns one by one.
+_WHOLE: Final = np.dtype((np.void, TOKEN_DTYPE.itemsize))
 
 
 class TokenStream:
@@ -66,7 +68,7 @@ class TokenStream:
         if len(records):
             self._queue.append(records)
             if len(self._queue) > MAX_BATCHES:
-                self._queue = [np.concatenate(self._queue)]
+                self._queue = [_joined(self._queue)]
         if finish:
             self._end(finish)
         self._wake()
@@ -100,7 +102,7 @@ class TokenStream:
         if not self._queue and not self.ended:
             await self._wait()
         if self._queue:
-            batch = self._queue[0] if len(self._queue) == 1 else np.concatenate(self._queue)
+            batch = _joined(self._queue)
             self._queue.clear()
             return batch
         if self._error is not None:
@@ -131,3 +133,9 @@ class TokenStream:
         if self._on_cancel is not None:
             self._on_cancel()
             self._on_cancel = None
+
+
+def _joined(batches: list[Records]) -> Records:
+    if len(batches) == 1:
+        return batches[0]
+    return np.concatenate([batch.view(_WHOLE) for batch in batches]).view(TOKEN_DTYPE)

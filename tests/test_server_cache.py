@@ -286,7 +286,7 @@ async def test_a_failed_store_and_an_impossible_count_are_faults(ranks: CachedRa
 async def test_an_exception_within_costs_cached_tokens_and_nothing_else(
     ranks: CachedRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unreadable = replace(prompt(3.5), ids=prompt(3.5).ids.reshape(2, -1))  # no prompt has that shape
+    unreadable = replace(prompt(3.5), ids=prompt(3.5).ids.reshape(-1, 2))  # no prompt has that shape
     prospect = ranks.cache.look(unreadable)
     assert (prospect.look, prospect.reuse.why) == (None, "failed")
     assert caplog.text.count("Traceback") == 1
