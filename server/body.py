@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import PayloadEncodingError
 
 from server.errors import (
     BodyTooLargeError,
+    EncodingError,
     InvalidRequestError,
     SlowBodyError,
     UnreadableBodyError,
@@ -36,6 +37,8 @@ REASON_CHARS: Final = 200
 
 # Far above any agent's conversation; each costs the loop some microseconds before its length is known.
 MAX_MESSAGES: Final = 16384
+# What aiohttp undoes without a library of its own; anything else it would hand on as it is.
+ENCODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})
 # A client that trickles its body holds a connection and memory: it gets half a minute, and more for what it sends.
 GRACE_S: Final = 30.0
 MIN_BYTES_PER_S: Final = 64 * 1024
@@ -45,7 +48,10 @@ _STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
 async def read(request: web.Request, kind: type[T]) -> T:
-    """The request's body as `kind`. Raises InvalidRequestError, BodyTooLargeError and SlowBodyError."""
+    """The request's body as `kind`. Raises InvalidRequestError, BodyTooLargeError, EncodingError and SlowBodyError."""
+    encoding = request.headers.get("Content-Encoding", "")
+    if encoding.lower() not in ENCODINGS:
+        raise EncodingError(f"Content-Encoding: {encoding[:QUOTED_CHARS]!r} is not read here, only gzip and deflate")
     try:
         body = await _bounded(request)
     except (web.RequestPayloadError, PayloadEncodingError) as error:

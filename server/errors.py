@@ -94,6 +94,14 @@ class UnreadableBodyError(InvalidRequestError):
     closes = True
 
 
+class EncodingError(InvalidRequestError):
+    """The body is compressed in a way that is not read here."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    code = "unsupported_encoding"
+    closes = True
+
+
 class SlowBodyError(InvalidRequestError):
     """The body came slower than the server waits for."""
 

@@ -146,6 +146,12 @@ async def test_a_body_that_cannot_be_read_is_the_client_s_fault(
     await post(client, TEXT, prompt="after", **FIXED)
 
 
+async def test_a_compression_that_is_not_read_is_refused_by_name(client: aiohttp.ClientSession) -> None:
+    error = await refusal(client, CHAT, 415, data=b"{}", headers={"Content-Encoding": "snappy"})
+    assert error["code"] == "unsupported_encoding"
+    assert "'snappy'" in error["message"]
+
+
 async def raw_answer(server: RunningServer, request: bytes) -> bytes:
     """The first line of what the server says to these bytes."""
     url = urlsplit(server.address)
