@@ -8,6 +8,7 @@ that cannot be read.
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -73,6 +74,9 @@ def _serve(launch: Launch, link: EngineLink) -> None:
                 return
             pool = HostPool.attach(launch.pool, PoolShape.of(sizes))
             engine.attach(pool)
+        # What is loaded stays: a collection that walks all of the model's libraries is a pause in every answer.
+        gc.collect()
+        gc.freeze()
         _tell(link, Ready(engine.facts))
         loop.run()
     finally:

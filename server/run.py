@@ -51,6 +51,9 @@ POLL_S: Final = 0.05
 LAG_INTERVAL_S: Final = 0.25
 # Time for handlers to write their last event after their streams were ended.
 FAREWELL_S: Final = 1.0
+# New objects until the youngest are collected, and how many such rounds until the older ones are. Hundreds of streams
+# keep thousands of objects alive for seconds: the usual 700 and 10 walk them again and again and free next to nothing.
+COLLECT: Final = (20_000, 20, 100)
 
 
 def run(config: Config) -> int:
@@ -160,6 +163,7 @@ class _Server:
         # What is loaded by now stays: collections need not walk it again, request after request.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*COLLECT)
         await serve(runner, listener, self._tls, BACKLOG)
         return runner, text.encoder
 
