@@ -9,7 +9,7 @@ DEEPINFER_COVERAGE=1                             count executed lines (gcov)
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from setuptools import Extension, setup
 
@@ -42,54 +42,25 @@ def build_flags(environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
 def extensions(environ: Mapping[str, str]) -> list[Extension]:
     """All native modules of the project."""
     compile_flags, link_flags = build_flags(environ)
+    fast_flags = ["-O3" if flag == "-O2" else flag for flag in compile_flags]
+
+    def extension(name: str, sources: Sequence[str], headers: Sequence[str], flags: list[str]) -> Extension:
+        return Extension(
+            name,
+            sources=[f"csrc/{source}.cpp" for source in sources],
+            depends=[f"csrc/{header}.hpp" for header in headers],
+            language="c++",
+            extra_compile_args=flags,
+            extra_link_args=link_flags,
+        )
+
     return [
-        Extension(
-            "ipc._ring",
-            sources=["csrc/ring_module.cpp"],
-            depends=["csrc/ring.hpp", "csrc/block.hpp", "csrc/handle.hpp"],
-            language="c++",
-            extra_compile_args=compile_flags,
-            extra_link_args=link_flags,
-        ),
-        Extension(
-            "server._events",
-            sources=["csrc/events_module.cpp"],
-            language="c++",
-            extra_compile_args=compile_flags,
-            extra_link_args=link_flags,
-        ),
-        Extension(
-            "hicache._keys",
-            sources=["csrc/keys_module.cpp"],
-            depends=["csrc/page_keys.hpp"],
-            language="c++",
-            extra_compile_args=compile_flags,
-            extra_link_args=link_flags,
-        ),
-        Extension(
-            "hicache._walks",
-            sources=["csrc/walks_module.cpp"],
-            depends=["csrc/page_walks.hpp"],
-            language="c++",
-            extra_compile_args=compile_flags,
-            extra_link_args=link_flags,
-        ),
-        Extension(
-            "hicache._copy",
-            sources=["csrc/page_copy.cpp"],
-            depends=["csrc/page_copy.hpp", "csrc/page_stream.hpp", "csrc/page_sum.hpp", "csrc/team.hpp"],
-            language="c++",
-            extra_compile_args=["-O3" if flag == "-O2" else flag for flag in compile_flags],
-            extra_link_args=link_flags,
-        ),
-        Extension(
-            "engine.native._kernels",
-            sources=[f"csrc/{source}.cpp" for source in KERNEL_SOURCES],
-            depends=[f"csrc/{header}.hpp" for header in KERNEL_HEADERS],
-            language="c++",
-            extra_compile_args=["-O3" if flag == "-O2" else flag for flag in compile_flags],
-            extra_link_args=link_flags,
-        ),
+        extension("ipc._ring", ["ring_module"], ["ring", "block", "handle"], compile_flags),
+        extension("server._events", ["events_module"], [], compile_flags),
+        extension("hicache._keys", ["keys_module"], ["page_keys"], compile_flags),
+        extension("hicache._walks", ["walks_module"], ["page_walks"], compile_flags),
+        extension("hicache._copy", ["page_copy"], ["page_copy", "page_stream", "page_sum", "team"], fast_flags),
+        extension("engine.native._kernels", KERNEL_SOURCES, KERNEL_HEADERS, fast_flags),
     ]
 
 
