@@ -152,7 +152,8 @@ _HELP: Final = {
     "dtype": "auto: the checkpoint's own, float32 on CPUs without bfloat16 arithmetic",
     "max_model_len": "longest prompt + answer in tokens; 0 is the model's own",
     "max_num_seqs": "sequences running at once per rank",
-    "max_num_batched_tokens": "tokens of one step per rank: longer prompts are prefilled in chunks",
+    "max_num_batched_tokens": "tokens of one step per rank: longer prompts are prefilled in chunks (on a CPU of 512 at "
+    "most)",
     "gpu_memory_utilization": "share of a GPU's memory to use",
     "num_kv_blocks": "128-token KV blocks per rank; 0 sizes the pool from memory",
     "hicache_size_gb": "host memory of the prefix cache per rank, in GiB; 0 turns it off (default: what "

@@ -41,8 +41,8 @@ def sequence(arrival: int, prompt: int, output: int) -> Sequence:
     )
 
 
-def scheduler_of(blocks: BlockManager, max_num_seqs: int, budget: int) -> Scheduler:
-    return Scheduler(blocks, Offload(blocks), max_num_seqs, budget)
+def scheduler_of(blocks: BlockManager, max_num_seqs: int, budget: int, prompt_tokens: int | None = None) -> Scheduler:
+    return Scheduler(blocks, Offload(blocks), max_num_seqs, budget, prompt_tokens)
 
 
 def advance(scheduler: Scheduler, spans: list[Span]) -> list[Sequence]:
@@ -124,6 +124,21 @@ def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks() -> None:
         assert [(span.sequence, span.tokens) for span in spans] == [(short, 1), (long, 99)]
         advance(scheduler, spans)
     assert scheduler.plan() == [Span(short, 1), Span(long, 10)]
+
+
+def test_prompts_of_a_step_are_bounded_and_its_decodes_are_not() -> None:
+    scheduler = scheduler_of(BlockManager(40), 8, 1000, prompt_tokens=64)
+    talking = [sequence(number, 10, 50) for number in range(3)]
+    for one in talking:
+        scheduler.add(one)
+    assert advance(scheduler, scheduler.plan()) == []
+    long, short = sequence(3, 100, 5), sequence(4, 40, 5)
+    scheduler.add(long)
+    scheduler.add(short)
+    decodes = [Span(one, 1) for one in talking]
+    assert scheduler.plan() == [*decodes, Span(long, 64)]
+    advance(scheduler, [Span(long, 64)])
+    assert scheduler.plan() == [*decodes, Span(long, 36), Span(short, 28)]
 
 
 def test_prompts_are_served_in_order_of_arrival() -> None:

@@ -39,6 +39,8 @@ from ipc.messages import CacheStore, Event, Facts, Finish, Flag, Launch, Request
 
 # Copies between memories of the same machine: a few threads fill its bandwidth.
 MAX_COPY_THREADS: Final = 4
+# On a CPU a longer step computes no faster, and whoever decodes, leaves or arrives waits for its end.
+CPU_PROMPT_TOKENS: Final = 512
 
 Observer = Callable[[Batch, torch.Tensor], None]
 """Sees every step's batch and its logits before they are adjusted; must not keep the tensor."""
@@ -59,7 +61,13 @@ class NativeEngine:
         self._pool = PagePool(layout, num_blocks, device)
         self._blocks = BlockManager(num_blocks, self._pool.clear)
         self._offload = Offload(self._blocks)
-        self._scheduler = Scheduler(self._blocks, self._offload, launch.max_num_seqs, launch.max_num_batched_tokens)
+        self._scheduler = Scheduler(
+            self._blocks,
+            self._offload,
+            launch.max_num_seqs,
+            launch.max_num_batched_tokens,
+            CPU_PROMPT_TOKENS if device.type == "cpu" else None,
+        )
         self._runner = Runner(loaded.model, self._pool)
         self._sampler = Sampler(loaded.eos_ids)
         self._observe = observe

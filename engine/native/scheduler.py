@@ -30,7 +30,15 @@ class Scheduler:
     "last of running" is the latest arrival and why putting a victim in front of the queue keeps the order.
     """
 
-    def __init__(self, blocks: BlockManager, offload: Offload, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        offload: Offload,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        """`max_prompt_tokens` are those of a step beside its decodes; None: what else fits into the step."""
         assert max_num_seqs > 0
         assert max_num_batched_tokens > 0
         self._blocks = blocks
@@ -38,6 +46,7 @@ class Scheduler:
         # A step has room for each running sequence's decode, or the youngest would wait without a bound.
         self._max_running = min(max_num_seqs, max_num_batched_tokens)
         self._max_tokens = max_num_batched_tokens
+        self._max_prompt_tokens = max_prompt_tokens or max_num_batched_tokens
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self.preemptions = 0
@@ -75,7 +84,7 @@ class Scheduler:
         self._start_loaded()
         before = self.preemptions
         spans = self._plan_decodes()
-        budget = self._max_tokens - len(spans)
+        budget = min(self._max_tokens - len(spans), self._max_prompt_tokens)
         for sequence in self._running:
             budget = self._plan_prompt(sequence, budget, spans)
         # Blocks that a preemption has just freed are for the sequences that lacked them.
