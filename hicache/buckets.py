@@ -29,7 +29,7 @@ class Buckets:
         # At least two buckets a slot: most keys are found, or known to be absent, at the first look.
         self._heads: Final = np.full(1 << (2 * num_slots).bit_length(), -1, np.int32)
         self._next: Final = np.full(num_slots, -1, np.int32)
-        self.keys: Final = np.zeros((num_slots, 2), np.uint64)
+        self.keys: Final = np.full((num_slots, 2), 0, np.uint64)
 
     def find(self, keys: Words) -> Slots:
         """The slot of each of these `[n, 2]` keys, or -1."""

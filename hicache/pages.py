@@ -35,6 +35,7 @@ class Pages:
     """Columns over the slots, and the stack of free ones."""
 
     def __init__(self, total: int) -> None:
+        # Large columns are written here: memory that is touched for the first time by a prompt costs it milliseconds.
         self.total: Final = total
         self.status: Final = np.zeros(total, np.uint8)
         self.parent: Final = np.full(total, NO_PARENT, np.int32)
@@ -42,10 +43,9 @@ class Pages:
         self.pins: Final = np.zeros(total, np.int32)
         self.state: Final = np.full(total, NO_STATE, np.int32)
         self.owner: Final = np.full(total, NOBODY, np.int64)
-        self.sums: Final = np.zeros(total, np.uint64)
-        # Like the roots of first pages, tokens take memory only once they are written.
-        self._tokens: Final = np.zeros((total, PAGE_TOKENS), np.int32)
-        self._roots: Final = np.zeros((total, KEY_BYTES), np.uint8)
+        self.sums: Final = np.full(total, 0, np.uint64)
+        self._tokens: Final = np.full((total, PAGE_TOKENS), 0, np.int32)
+        self._roots: Final = np.full((total, KEY_BYTES), 0, np.uint8)
         self._free: Final = np.arange(total - 1, -1, -1, dtype=np.int32)
         self.free_count = total
 

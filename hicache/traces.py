@@ -25,7 +25,7 @@ class EvictedKeys:
     """Keys of pages that were evicted, most of the recent ones."""
 
     def __init__(self) -> None:
-        self._seen: Final = np.zeros(EVICTED_KEYS, np.uint64)
+        self._seen: Final = np.full(EVICTED_KEYS, 0, np.uint64)
         self.total = 0
 
     def add(self, keys: Words) -> None:

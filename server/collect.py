@@ -1,9 +1,9 @@
 """A rank's rings -> each request's stream: step 9 of a request's path.
 
-Runs when the rank's doorbell is readable, drains in bounded batches, and gives the loop back between two of
-them. Events are seen before the records they precede (the link promises it). Records are sorted by request once a
-batch, so a request is found once a batch and not once a token. A record whose generation is over is counted and
-dropped.
+Runs when the rank's doorbell is readable, drains in bounded batches, and gives the loop back between two of them and
+after every few streams. Events are seen before the records they precede (the link promises it). Records are sorted by
+request once a batch, so a request is found once a batch and not once a token. A record whose generation is over is
+counted and dropped.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ipc.errors import IpcError, RingCorruptError
-from ipc.link import Drained, ServerLink
+from ipc.link import ServerLink
 from ipc.messages import (
     CacheLoaded,
     CacheOffer,
@@ -46,8 +46,10 @@ log = logging.getLogger(__name__)
 # A rank that steps faster than this has its tokens delivered some steps at a time: nobody sees a millisecond, and
 # each delivery is a system call per stream.
 MIN_INTERVAL_S: Final = 0.001
-# Records handed out before other callbacks get their turn: a few milliseconds of work at most.
+# Records that are read at once.
 RECORDS_PER_PASS: Final = 4096
+# Streams served before other callbacks get their turn: half a millisecond of work, most of it the kernel's.
+STREAMS_PER_PASS: Final = 16
 
 _NS: Final = 1e-9
 _NO_GAP: Final = -1
@@ -68,6 +70,7 @@ class Collector:
         self._loop = asyncio.get_running_loop()
         self._stopped = False
         self._drained = 0.0
+        self._batch: Sorted | None = None  # read, and not handed out to the end
 
     def start(self) -> None:
         """Listen to the doorbell."""
@@ -83,11 +86,10 @@ class Collector:
         """Deliver all that a dead rank left in its rings."""
         while not self._stopped:
             try:
-                drained = self._link.drain(RECORDS_PER_PASS)
-                self._deliver(drained)
+                if self._batch is None and not self._read():
+                    return
+                self._hand_out(RECORDS_PER_PASS)
             except IpcError:
-                return
-            if not drained:
                 return
 
     def _on_bell(self) -> None:
@@ -103,29 +105,46 @@ class Collector:
             self._drain()
 
     def _drain(self) -> None:
+        """One pass: read, unless something read is left, and serve some streams."""
         if self._stopped:
             return
-        self._drained = self._loop.time()
         try:
-            self._deliver(self._link.drain(RECORDS_PER_PASS))
+            if self._batch is None:
+                self._drained = self._loop.time()
+                self._read()
+            self._hand_out(STREAMS_PER_PASS)
             self._rank.send_late_cancels()
-            if not self._stopped and not self._link.arm():
+            if self._batch is not None:
+                self._loop.call_soon(self._drain)
+            elif not self._stopped and not self._link.arm():
                 self._loop.call_soon(self._drain_soon)
         except IpcError as error:
             self._on_failure(f"its link is broken: {error}")
 
-    def _deliver(self, drained: Drained) -> None:
+    def _read(self) -> bool:
+        """Take what the rings hold: events at once, records for `_hand_out`. False: they were empty."""
+        drained = self._link.drain(RECORDS_PER_PASS)
         for error in drained.errors:
             log.error("rank %d sent an event that cannot be read: %s", self._rank.index, error)
         for event in drained.events:
             self._take(event)
         if len(drained.records):
-            self._hand_out(Sorted(drained.records))
+            self._batch = Sorted(drained.records)
+        return bool(drained)
+
+    def _hand_out(self, most: int) -> None:
+        """Serve so many streams of the batch, if there is one."""
+        batch = self._batch
+        if batch is not None:
+            self._serve(batch, batch.take(most))
+            if batch.done:
+                self._metrics.itl.add(batch.known_gaps() * _NS)
+                self._batch = None
         self._rank.made_room()
 
-    def _hand_out(self, batch: Sorted) -> None:
+    def _serve(self, batch: Sorted, places: Sequence[Place]) -> None:
         tokens = late = 0
-        for place in batch.places:
+        for place in places:
             stream = self._rank.slots.find(place.slot, place.generation)
             if stream is None:
                 late += place.end - place.start
@@ -147,7 +166,6 @@ class Collector:
             stream.feed(batch.records[place.start : end], batch.ids[place.start : end], place.finish)
         self._metrics.completion_tokens.inc(tokens)
         self._metrics.late_records.inc(late)
-        self._metrics.itl.add(batch.known_gaps() * _NS)
 
     def _take(self, event: Event) -> None:
         match event:
@@ -218,9 +236,21 @@ class Sorted:
             first["slot"].tolist(), first["generation"].tolist(), starts.tolist(), ends.tolist(),
             ((last["flags"] & Flag.TOKEN) != 0).tolist(), map(_finish_of, last["finish"].tolist()),
         )  # fmt: skip
-        self.places = [Place(*row) for row in zip(*columns, strict=True)]
+        self._places = [Place(*row) for row in zip(*columns, strict=True)]
+        self._taken = 0
         self._times = self.records["time_ns"].astype(np.int64)
         self._gaps = np.diff(self._times, prepend=0)
+
+    @property
+    def done(self) -> bool:
+        """Whether every request's records were taken."""
+        return self._taken >= len(self._places)
+
+    def take(self, most: int) -> Sequence[Place]:
+        """The places of the next requests, at most so many."""
+        start = self._taken
+        self._taken += most
+        return self._places[start : self._taken]
 
     def time(self, row: int) -> int:
         """Engine time of a row, nanoseconds."""

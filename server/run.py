@@ -42,7 +42,9 @@ from server.services import Services
 from server.submit import Submitter
 from server.supervise import Supervisor
 from server.text import text_tools
+from server.timeslice import shorten
 from server.tokenizer.encode import Encoder
+from server.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ def run(config: Config) -> int:
 
 async def _serve(config: Config) -> int:
     keep_memory()
+    shorten()
     _raise_descriptor_limit()
     listener = _listen(config)
     become_subreaper()
@@ -91,6 +94,7 @@ class _Server:
         self._ranks = [Rank(index, config.max_num_seqs, config.max_num_batched_tokens) for index in range(config.dp)]
         self._pool = SharedPool(config) if config.hicache_size_gb != 0 else None
         self._cache = Cache(self._ranks, self._pool, verify_loads=config.hicache_verify_loads)
+        self._turns = Turns()
         self._submitter = self._place()
         self._metrics = Metrics()
         self._metrics.watch(self._ranks, self._submitter.waiting)
@@ -102,7 +106,7 @@ class _Server:
         router = Router(self._ranks, admission.waiting, affinity=self._config.routing == "affinity")
         for rank in self._ranks:
             rank.on_room = admission.advance
-        return Submitter(self._ranks, router, admission, self._cache)
+        return Submitter(self._ranks, router, admission, self._cache, self._turns)
 
     def stop(self, why: str) -> None:
         """First call: finish what runs. Second call: end now."""
@@ -150,7 +154,7 @@ class _Server:
         writers = await asyncio.to_thread(EventWriters, text.tokenizer)
         services = Services(
             self._config, text.tokenizer, text.encoder, text.renderer, writers, self._keys, self._ranks,
-            self._submitter, self._metrics, self._cache,
+            self._submitter, self._metrics, self._cache, self._turns,
         )  # fmt: skip
         runner = web.AppRunner(
             build(self._config, services),

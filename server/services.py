@@ -55,9 +55,9 @@ class Services:
     submitter: Submitter
     metrics: Metrics
     cache: Cache
+    turns: Turns
     conversations: Conversations = field(default_factory=Conversations)
     recent: Recent = field(default_factory=Recent)
-    turns: Turns = field(default_factory=Turns)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str) -> None:

@@ -26,6 +26,7 @@ from server.errors import (
 from server.rank import Rank
 from server.route import Router
 from server.stream import TokenStream
+from server.turns import Turns
 from server.twins import Twins
 from server.work import Work
 
@@ -36,11 +37,12 @@ LOOK_INTERVAL_S: Final = 0.05
 class Submitter:
     """Places work on ranks."""
 
-    def __init__(self, ranks: Sequence[Rank], router: Router, admission: Admission, cache: Cache) -> None:
+    def __init__(self, ranks: Sequence[Rank], router: Router, admission: Admission, cache: Cache, turns: Turns) -> None:
         self._ranks = ranks
         self._router = router
         self._admission = admission
         self._cache = cache
+        self._turns = turns
         self.twins = Twins(cache, ranks, lambda index: router.work(index)[0])
         cache.trust.on_disabled = self.twins.close
         self.closed = False  # True once the server is going down
@@ -83,6 +85,8 @@ class Submitter:
             return self._router.choose(work.session)
 
         found = _Found(self._cache, work, await self.twins.follow(work, self._cache.look(work), choose))
+        # Looking a long prompt up and sending it take about as long as each other: not both in one go.
+        await self._turns.breathe(work.ids.nbytes)
         self._check_open()
         index = await self._admission.enter(choose(), work.caller, found.prospect.tokens, found.again)
         rank, tokens = self._ranks[index], found.prospect.tokens

@@ -13,6 +13,8 @@ from typing import Final
 
 # Bytes or characters that take a quarter of a millisecond to parse or render.
 LONG: Final = 64 * 1024
+# How often the loop goes round before a turn: once for timers and sockets, once more for the tasks that those wake.
+ROUNDS: Final = 2
 
 
 class Turns:
@@ -28,10 +30,11 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, size: int) -> AsyncIterator[None]:
-        """Hold the turn while working on so much; timers and sockets are served before it begins."""
+        """Hold the turn while working on so much; timers, sockets and the tasks they wake are served first."""
         if size < LONG:
             yield
             return
         async with self._lock:
-            await asyncio.sleep(0)
+            for _ in range(ROUNDS):
+                await asyncio.sleep(0)
             yield

@@ -33,6 +33,7 @@ from server.services import Services
 from server.submit import Submitter
 from server.tokenizer.encode import Encoder
 from server.tokenizer.load import TextTokenizer
+from server.turns import Turns
 from tests.byte_tokenizer import EOS
 from tests.rank_pair import DEADLINE_S, POLL_S, RankPair, rank_pair, record
 
@@ -156,12 +157,12 @@ def services_of(tokenizer: TextTokenizer, pairs: Sequence[RankPair], keys: Keys,
     for pair in pairs:
         pair.metrics = metrics
         pair.rank.on_room = admission.advance
-    cache = Cache(ranks)
-    submitter = Submitter(ranks, Router(ranks, admission.waiting, affinity=True), admission, cache)
+    cache, turns = Cache(ranks), Turns()
+    submitter = Submitter(ranks, Router(ranks, admission.waiting, affinity=True), admission, cache, turns)
     metrics.watch(ranks, submitter.waiting)
     return Services(
         config, tokenizer, Encoder(tokenizer), Renderer(tokenizer, config.thinking_mode), EventWriters(tokenizer), keys,
-        ranks, submitter, metrics, cache,
+        ranks, submitter, metrics, cache, turns,
     )  # fmt: skip
 
 

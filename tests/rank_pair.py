@@ -23,6 +23,7 @@ from server.rank import REQUESTS_AHEAD, Rank, RankState
 from server.route import Router
 from server.stream import TokenStream
 from server.submit import Submitter
+from server.turns import Turns
 from server.work import Work
 
 DEADLINE_S: Final = 30.0  # far above what anything takes: a test that gets there has found a hang
@@ -79,7 +80,7 @@ def submitter_of(ranks: Sequence[Rank], limits: Limits = WIDE, cache: Cache | No
     admission = Admission(ranks, limits)
     for rank in ranks:
         rank.on_room = admission.advance
-    return Submitter(ranks, Router(ranks, admission.waiting, affinity=True), admission, cache or Cache(ranks))
+    return Submitter(ranks, Router(ranks, admission.waiting, affinity=True), admission, cache or Cache(ranks), Turns())
 
 
 @contextmanager

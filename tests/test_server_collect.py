@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ipc.messages import Cancel, Failed, Finish, Flag, Ready, RequestError, Sampling, Stats, Submit, TopLogprobs
-from server.collect import RECORDS_PER_PASS
+from server.collect import RECORDS_PER_PASS, STREAMS_PER_PASS
 from server.errors import ApiError, EngineRequestError, InvalidRequestError
 from server.rank import RankState
 from server.stream import TokenStream
@@ -185,6 +185,25 @@ async def test_many_records_come_in_passes_with_the_loop_free_between(pair: Rank
     assert len(await stream.next_batch()) == RECORDS_PER_PASS
     assert await read_all(stream) == list(range(RECORDS_PER_PASS, count))
     collector.stop()
+
+
+@pytest.mark.parametrize("dead", [False, True])
+async def test_a_step_of_many_streams_is_handed_out_with_the_loop_free_between(dead: bool) -> None:
+    count = STREAMS_PER_PASS + 3
+    with rank_pair(seqs=count) as pair:
+        streams = [await pair.submit(max_tokens=9) for _ in range(count)]
+        places = [(one.slot, one.generation) for one in pair.commands() if isinstance(one, Submit)]
+        collector = pair.collector()
+        pair.answer(*(record(*place, 5) for place in places))
+        collector.start()
+        assert sum(stream.last_ns > 0 for stream in streams) == STREAMS_PER_PASS
+        # What comes meanwhile waits for the rest, also of a rank whose last words it is.
+        pair.answer(*(record(*place, 6, finish=Finish.LENGTH) for place in places))
+        if dead:
+            collector.drain_rest()
+            collector.stop()
+        assert [await read_all(stream) for stream in streams] == [[5, 6]] * count
+        collector.stop()
 
 
 async def test_a_corrupt_ring_or_record_is_a_failure_of_the_rank(pair: RankPair) -> None:

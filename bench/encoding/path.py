@@ -27,6 +27,7 @@ from server.route import Router
 from server.services import Asked, Ids, Services
 from server.submit import Submitter
 from server.text import text_tools
+from server.turns import Turns
 
 SHAPE: Final = LinkShape(submit_bytes=2**24, event_bytes=2**16, token_records=2**14)
 FACTS: Final = Facts(
@@ -47,11 +48,11 @@ class SubmitPath:
         rank = Rank(0, FACTS.max_num_seqs, MAX_MODEL_LEN)
         rank.state, rank.facts, rank.link = RankState.READY, FACTS, self._server
         admission = Admission([rank], Limits(requests=8, tokens=2**30, shared=False))
-        cache = Cache([rank])
-        submitter = Submitter([rank], Router([rank], admission.waiting, affinity=True), admission, cache)
+        cache, turns = Cache([rank]), Turns()
+        submitter = Submitter([rank], Router([rank], admission.waiting, affinity=True), admission, cache, turns)
         self._services = Services(
             config, text.tokenizer, text.encoder, text.renderer, EventWriters(text.tokenizer), Keys((), None), [rank],
-            submitter, metrics, cache,
+            submitter, metrics, cache, turns,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
