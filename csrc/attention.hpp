@@ -17,7 +17,7 @@ constexpr std::int64_t kBlock = 128;
 
 // Query rows (tokens times heads of a group) of one tile. More rows share a transposed block of keys, but compute more
 // of the triangle that the causal mask hides.
-constexpr std::int64_t kTileRows = 128;
+constexpr std::int64_t kTileRows = 192;
 
 // Floats of the widest vector: rows of scratch memory are padded to it.
 constexpr std::int64_t kWidest = 16;

@@ -175,6 +175,18 @@ Matrix values_of(const T* from, std::int64_t stride, std::int64_t dim, std::int6
     return {copy, columns};
 }
 
+// ---- what comes next ----
+
+// Asks for rows begin .. end of a block. They lie apart, one head among others: the processor's own prefetch does not
+// follow, and the arithmetic would wait for memory at the start of each block.
+template <typename T>
+DEEPINFER_INLINE void ask_for(const T* from, std::int64_t stride, std::int64_t dim, std::int64_t begin,
+                              std::int64_t end) {
+    constexpr std::int64_t kLine = 64 / sizeof(T);
+    for (std::int64_t row = begin; row < end; ++row)
+        for (std::int64_t at = 0; at < dim; at += kLine) __builtin_prefetch(from + row * stride + at);
+}
+
 // ---- softmax ----
 
 // Scores of a row -> weights relative to the row's new maximum, and that maximum in the state. Only the columns
@@ -228,20 +240,25 @@ void attend_tile(const Problem& problem, const Tile& tile, const Scratch& scratc
     const std::int64_t visible = view.end(view.rows - 1);
     clear(state, view.rows, width);
     pack_queries<T>(view, scratch.q);
+    const std::int64_t key_stride = problem.kv_heads * problem.k_dim, value_stride = problem.kv_heads * problem.v_dim;
     for (std::int64_t number = tile.low_block; number < tile.high_block; ++number) {
         const std::int64_t first = number * kBlock;
-        const std::int64_t count = lesser(kBlock, visible - first);
-        const std::int64_t columns = padded(count, kLanes);
-        pack_keys(block_rows<T>(view, problem.k_pages, number, problem.k_dim), problem.kv_heads * problem.k_dim,
-                  problem.k_dim, count, scratch.keys);
+        const std::int64_t count = lesser(kBlock, visible - first), columns = padded(count, kLanes);
+        const std::int64_t next_count = number + 1 < tile.high_block ? lesser(kBlock, visible - first - kBlock) : 0;
+        const T* keys_at = block_rows<T>(view, problem.k_pages, number, problem.k_dim);
+        const T* next_keys = next_count > 0 ? block_rows<T>(view, problem.k_pages, number + 1, problem.k_dim) : keys_at;
+        const T* values_at = block_rows<T>(view, problem.v_pages, number, problem.v_dim);
+        pack_keys(keys_at, key_stride, problem.k_dim, count, scratch.keys);
         multiply<false>(view.rows, columns, problem.k_dim, {scratch.q, problem.k_dim}, {scratch.keys, kBlock},
                         scratch.scores, kBlock);
-        for (std::int64_t row = 0; row < view.rows; ++row)
+        for (std::int64_t row = 0; row < view.rows; ++row) {
+            ask_for(values_at, value_stride, problem.v_dim, count * row / view.rows, count * (row + 1) / view.rows);
+            ask_for(next_keys, key_stride, problem.k_dim, next_count * row / view.rows,
+                    next_count * (row + 1) / view.rows);
             weigh_row(scratch.scores + row * kBlock, columns, view.begin(row) - first,
                       lesser(count, view.end(row) - first), problem.softcap, state, row, width);
-        const Matrix values =
-            values_of(block_rows<T>(view, problem.v_pages, number, problem.v_dim), problem.kv_heads * problem.v_dim,
-                      problem.v_dim, value_columns, count, scratch.values);
+        }
+        const Matrix values = values_of(values_at, value_stride, problem.v_dim, value_columns, count, scratch.values);
         multiply<true>(view.rows, value_columns, count, {scratch.scores, kBlock}, values, state.sum, width);
     }
 }

@@ -17,8 +17,8 @@
 
 namespace deepinfer::attention {
 
-// A span of a single tile is cut along its context into at most this many pieces, so that one long sequence keeps as
-// many threads busy; a piece is at least a block.
+// The tiles of a span are cut along its context until there are about this many pieces, so that one long sequence with
+// few new tokens keeps as many threads busy; a piece is at least a block.
 constexpr std::int64_t kMaxPieces = 32;
 
 // Below this a copy is over before a second thread would have begun.
@@ -108,20 +108,22 @@ class Plan {
 
     void add_span(std::int64_t span) {
         const std::int64_t tokens = problem_.starts[span + 1] - problem_.starts[span];
-        const std::int64_t each = Sizes::tokens_of_tile(problem_);
+        const std::int64_t tiles = ceil_div(tokens, Sizes::tokens_of_tile(problem_));
+        // Alike, or the threads that get the larger ones end last.
+        const std::int64_t each = ceil_div(tokens, tiles), pieces = std::max<std::int64_t>(1, kMaxPieces / tiles);
         for (std::int64_t first = (tokens - 1) / each * each; first >= 0; first -= each) {
             const std::int64_t position = problem_.contexts[span] - tokens + first;
             const std::int64_t count = std::min(each, tokens - first);
             const std::int64_t seen_from =
                 problem_.window == 0 ? 0 : std::max<std::int64_t>(0, position + 1 - problem_.window);
             Tile tile{span, 0, first, count, seen_from / kBlock, ceil_div(position + count, kBlock)};
-            for (; tile.kv_head < problem_.kv_heads; ++tile.kv_head) add_tile(tile, tokens <= each);
+            for (; tile.kv_head < problem_.kv_heads; ++tile.kv_head) add_tile(tile, pieces);
         }
     }
 
-    void add_tile(const Tile& tile, bool cut) {
+    void add_tile(const Tile& tile, std::int64_t most_pieces) {
         const std::int64_t blocks = tile.high_block - tile.low_block;
-        const std::int64_t each = ceil_div(blocks, cut ? kMaxPieces : 1);
+        const std::int64_t each = ceil_div(blocks, most_pieces);
         const std::int64_t pieces = ceil_div(blocks, each);
         if (pieces == 1) {
             jobs_.push_back({tile, nullptr, 0});

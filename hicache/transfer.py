@@ -87,7 +87,16 @@ class CpuTransfer:
     """Device memory is host memory too: copies by the native module, over when a call returns."""
 
     def __init__(self, pages: UInt8, states: UInt8 | None, pool: HostPool, threads: int = 1) -> None:
-        """`pages` [num_blocks, page_bytes] and `states` [num_states, state_bytes] are the engine's, without a copy."""
+        """`pages` [num_blocks, page_bytes] and `states` [num_states, state_bytes] are the engine's, without a copy.
+
+        Raises TransferError where there is no memory for the pool.
+        """
+        try:
+            # The server has put memory behind it, but this process has not met it yet: doing so page by page makes the
+            # first copy to a slot three times as long, beside decodes that wait for it.
+            pool.prefault(threads)
+        except OSError as error:
+            raise TransferError(f"cannot map the host pool: {error}") from error
         self._pages = pages
         self._states = np.empty((0, pool.shape.state_bytes), np.uint8) if states is None else states
         self._host_pages = pool.pages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache import rows
+from hicache.pool import HostPool, PoolFiles
 from hicache.shape import PoolShape
 from hicache.transfer import CpuTransfer, TransferError, measure, open_transfer
 from tests.cache_rigs import BLOCKS, DEVICES, SHAPES, STATE_ROWS, Rig, blocks, rig, slots
@@ -103,6 +105,24 @@ def test_checksums_are_those_of_the_host_rows(device: str, shape: PoolShape) -> 
         assert np.array_equal(made.transfer.page_sums(slots(2)), expected)
         assert np.array_equal(made.transfer.page_sums(slots(4, 0)), rows.sums(made.pool.pages, slots(4, 0)))
         assert np.array_equal(made.transfer.state_sums(slots(3, 1)), rows.sums(made.pool.states, slots(3, 1)))
+
+
+def test_no_copy_is_the_first_to_touch_a_slot() -> None:
+    """Each page of memory that a copy meets anew costs a fault, and decodes wait for it."""
+    shape = PoolShape(64, 256 << 10, 0, 0)
+    files = PoolFiles.create()
+    try:
+        files.size(shape).prefault()
+        pool = HostPool.attach(files.fds, shape)
+        device = np.ones((1, shape.page_bytes), np.uint8)
+        transfer = CpuTransfer(device, None, pool)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for slot in range(shape.pages):
+            transfer.store(blocks(0), slots(slot))
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        assert faults < shape.size // resource.getpagesize() // 10
+    finally:
+        files.close()
 
 
 # ---- what is refused ----

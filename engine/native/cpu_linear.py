@@ -1,4 +1,4 @@
-"""Linear layers over few rows by the native kernel: the decodes of a batch.
+"""Linear layers over few rows by the native kernel: decodes, and prompts of which little is left to compute.
 
 Promises the layer's own result beyond rounding, and torch's product wherever that is the faster one. Weights stay
 where they are; nothing is copied or packed. A layer that uses the kernel runs no hooks.
@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.nn.functional import linear as torch_linear
 
-# Up to so many rows the kernel wins: it reads weights once, and from several places at a time. With more, arithmetic
-# costs more than reading and torch's blocking does it better; where the two meet depends on the processor.
-MAX_ROWS: Final = 32
+# Up to so many rows the kernel wins: decodes, and the last tokens of a prompt whose beginning is cached. It reads
+# weights once, and from several places at a time. With more, arithmetic costs more than reading and torch's blocking
+# does it better; where the two meet depends on the processor.
+MAX_ROWS: Final = 64
 
 
 class Product:
