@@ -44,8 +44,12 @@ format: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
+# Those that start what they measure; check_prefix_cache and replay_agentx ask a server of yours. frontend and stalled
+# need wrk (Debian: wrk).
+BENCHES := ring frontend stalled encode engine engine_http offline_matrix cache cache_copy cache_serving
+
 bench: install
-	for file in $$(grep -l __main__ bench/*.py); do $(BIN)/python $$file || exit 1; done
+	for name in $(BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
 
 clean:
 	rm -rf .venv .cache build *.egg-info engine/native/*.so hicache/*.so ipc/*.so server/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

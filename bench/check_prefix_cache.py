@@ -7,7 +7,7 @@ likely (TIE, in natural logarithms) is listed as a tie, because sums in another 
 
 Ceiling: a hit computes prompt - cached tokens, so its time to first token is at least that share of a miss's.
 
-    python -m bench.check_prefix_cache [--address URL] [--api-key KEY] [--conversations N] [--turns N]
+    python -m bench.check_prefix_cache [--url URL] [--api-key KEY] [--conversations N] [--turns N]
 """
 
 from __future__ import annotations
@@ -65,28 +65,41 @@ class Answer:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; 0: all the same, 1: an answer differs, 2: the server did not answer."""
-    parser = argparse.ArgumentParser(prog="python -m bench.check_prefix_cache", description="Same with and without?")
-    parser.add_argument("--address", default="http://127.0.0.1:8888", help="the server's")
-    parser.add_argument("--api-key", default="", help="if it wants one")
-    parser.add_argument("--conversations", type=int, default=4, help="in turns with one another")
-    parser.add_argument("--turns", type=int, default=4, help="of each")
-    parser.add_argument("--words", type=int, default=300, help="of each question, at most")
-    parser.add_argument("--max-tokens", type=int, default=24, help="of each answer")
-    parser.add_argument("--seed", type=int, default=1, help="of the questions")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.check_prefix_cache",
+        description="Ask a live server everything twice, with its prefix cache and without, and compare the answers. "
+        "Exit code 0: all the same, 1: an answer differs, 2: the server did not answer.",
+    )
+    parser.add_argument(
+        "--url", type=_base, default="http://127.0.0.1:8888", help="of the server (default: %(default)s)"
+    )
+    parser.add_argument("--api-key", default="", help="if the server wants one")
+    parser.add_argument("--conversations", type=int, default=4, help="that take turns (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=4, help="of each conversation (default: %(default)s)")
+    parser.add_argument("--words", type=int, default=300, help="of a question at most (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=24, help="of an answer (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the questions (default: %(default)s)")
     args = parser.parse_args(argv)
     try:
         rows = asyncio.run(_check(args))
     except (aiohttp.ClientError, TimeoutError, CheckError) as error:
-        print(f"{args.address}: {error}", file=sys.stderr)
+        print(f"{args.url}: {error}", file=sys.stderr)
         return 2
     report("check_prefix_cache", [*rows, _summary(rows)])
     return 1 if any(row["same"] == "NO" for row in rows) else 0
 
 
+def _base(url: str) -> str:
+    """The address of a server, with or without the `/v1` that SDKs want."""
+    if not url.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{url!r} does not begin with http:// or https://")
+    return url.rstrip("/").removesuffix("/v1")
+
+
 async def _check(args: argparse.Namespace) -> list[dict[str, Any]]:
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(args.address, headers=headers, timeout=timeout) as session:
+    async with aiohttp.ClientSession(args.url, headers=headers, timeout=timeout) as session:
         conversations = [Conversation(number, args) for number in range(args.conversations)]
         # In turns with one another, as agents are: what a small device gives up comes back from the host.
         return [await conversation.turn(session) for _ in range(args.turns) for conversation in conversations]

@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.handshake import await_pool
 from engine.loop import RankLoop
-from engine.protocol import Engine
+from engine.protocol import Engine, StartError
 from hicache.pool import HostPool
 from hicache.shape import PoolShape
 from ipc.heartbeat import EngineState
@@ -56,6 +56,9 @@ def main(argv: list[str]) -> int:
     link.beat(0, EngineState.LOADING)
     try:
         _serve(launch, link)
+    except StartError as error:
+        _tell(link, Failed(str(error)))
+        return 1
     except Exception as error:
         log.exception("rank %d cannot go on", launch.rank)
         _tell(link, Failed(f"{type(error).__name__}: {error}"))

@@ -22,7 +22,7 @@ from engine.fake_settings import FakeModel, FakePace, facts_of, states_wanted
 from engine.fake_states import RollingStates
 from engine.offload import Offload, StateRow
 from engine.prefix import Int32, Prefix
-from engine.protocol import RequestRefusedError, StepOutput
+from engine.protocol import RequestRefusedError, StartError, StepOutput
 from hicache.pool import HostPool
 from hicache.transfer import open_transfer
 from ipc.messages import CacheStore, Event, Facts, Flag, Launch, Stats, Submit, TopLogprobs
@@ -50,7 +50,10 @@ class FakeEngine:
     """
 
     def __init__(self, launch: Launch, pace: FakePace | None = None, *, has_states: bool | None = None) -> None:
-        model = FakeModel.read(Path(launch.model))
+        try:
+            model = FakeModel.read(Path(launch.model))
+        except (OSError, ValueError) as error:
+            raise StartError(str(error)) from error
         blocks = launch.num_kv_blocks or DEFAULT_BLOCKS
         stateful = states_wanted() if has_states is None else has_states
         self._states = RollingStates(launch.max_num_seqs) if stateful else None

@@ -16,6 +16,10 @@ from hicache.pool import HostPool
 from ipc.messages import CacheStore, Event, Facts, Stats, Submit
 
 
+class StartError(RuntimeError):
+    """The engine cannot come up with what it was given; the message says what is wrong, and a traceback no more."""
+
+
 class RequestRefusedError(ValueError):
     """This request can never run here (too long for the pool, an id out of range); others are untouched."""
 

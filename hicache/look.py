@@ -88,7 +88,8 @@ class Looker:
         """Bring `look` up to date. Pages that it has found before are proven, not looked up."""
         index, pages = self._index, look.pages
         if not len(pages):
-            look.version, look.reason = index.version, Reason.FULL
+            # A conversation's short prompt has nothing of what its long one used.
+            look.ready, look.version, look.reason = NO_SLOTS, index.version, Reason.FULL
             return
         known = look.ready[: index.proven(look.root, look.ready, pages)]
         look.keys = look.keys or self._keys(look, known)

@@ -100,7 +100,8 @@ class Planner:
         if found < len(look.pages):
             self._reserve(hold, look.root, words[found:], look.pages[found:], being_stored=look.being_stored)
         states = hold.reserve_states(self._boundaries(len(look.ids), load))
-        if look.hint:
+        # A short prompt beside a conversation (a title, a summary) is no reason to forget where that lies.
+        if look.hint and len(look.pages):
             self._memo.put(look.hint, np.concatenate([hold.path, hold.slots]))
         self._count_evicted(rank, *evicted)
         return self._message(hold, look, states, reuse=reuse)

@@ -95,8 +95,12 @@ def _prometheus(text: bytes) -> web.Response:
 
 
 async def explain(request: web.Request) -> web.Response:
-    """`GET /deepinfer/requests/{id}`: what a recent request of this caller reused. Raises UnknownRequestError."""
-    return _json(request.app[SERVICES].recent.find(request[CALL].caller, request.match_info["id"]))
+    """`GET /deepinfer/requests/{id}`: what a recent request of this caller reused. Raises UnknownRequestError.
+
+    The id is that of the header, or the one in an answer's body.
+    """
+    request_id = request.match_info["id"].removeprefix("chatcmpl-").removeprefix("cmpl-")
+    return _json(request.app[SERVICES].recent.find(request[CALL].caller, request_id))
 
 
 async def reset_cache(request: web.Request) -> web.Response:

@@ -60,6 +60,8 @@ COLLECT: Final = (20_000, 20, 100)
 
 def run(config: Config) -> int:
     """Serve until a signal or a fatal failure; returns the exit status."""
+    for check in (_keys, _tls):  # what is wrong with their files is told before a model is fetched
+        check(config)
     config = _with_model(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
@@ -184,7 +186,7 @@ class _Server:
         scheme = "http" if self._tls is None else "https"
         address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         print(f"ready: {address} serves {self._config.served_model_name} on {self._config.dp} rank(s). Try:")
-        print(_curl_line(address, self._config.served_model_name), flush=True)
+        print(_curl_line(address, self._config), flush=True)
 
     def _scrubbing(self) -> list[Coroutine[None, None, None]]:
         return [] if self._pool is None else [Scrubber(self._cache, self._pool).run()]
@@ -245,7 +247,7 @@ def _tls(config: Config) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile or None)
     except (OSError, ssl.SSLError) as error:
-        key = f" --ssl-keyfile {config.ssl_keyfile}" if config.ssl_keyfile else ""
+        key = f" --ssl-keyfile {config.ssl_keyfile}" if config.ssl_keyfile else " without --ssl-keyfile"
         raise ConfigError(f"--ssl-certfile {config.ssl_certfile}{key}: cannot be used: {error}") from None
     return context
 
@@ -264,9 +266,12 @@ def _with_model(config: Config) -> Config:
     return config.named(made.stdout.strip().splitlines()[-1])
 
 
-def _curl_line(address: str, model: str) -> str:
+def _curl_line(address: str, config: Config) -> str:
+    # A key is not printed: logs are read by others.
+    key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
+    trust = f" --cacert {config.ssl_certfile}" if config.ssl_certfile else ""
     body = (
-        f'{{"model": "{model}", "stream": true, "temperature": 0, '
+        f'{{"model": "{config.served_model_name}", "stream": true, "temperature": 0, '
         '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     )
-    return f"  curl -N {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    return f"  curl -N{trust} {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_good_server_passes(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunningServer(model, *FLAGS, "--api-key", "secret") as server:
-        assert main(["--address", server.address, "--api-key", "secret", *ARGUMENTS]) == 0
+        assert main(["--url", server.address, "--api-key", "secret", *ARGUMENTS]) == 0
     line = msgspec.json.decode(capsys.readouterr().out.splitlines()[-1])
     *turns, summary = line["rows"]
     assert len(turns) == 8
@@ -44,7 +44,7 @@ def test_a_good_server_passes(model: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_wrong_page_fails_it(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sitecustomize.py").write_text(WRONG_ORDER)
     with RunningServer(model, *FLAGS, environ={"PYTHONPATH": str(tmp_path)}) as server:
-        assert main(["--address", server.address, *ARGUMENTS]) == 1
+        assert main(["--url", server.address, *ARGUMENTS]) == 1
     summary = msgspec.json.decode(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
     assert summary["from host"] > 0
     assert summary["same"] != "8/8"
@@ -52,9 +52,17 @@ def test_a_wrong_page_fails_it(model: Path, tmp_path: Path, capsys: pytest.Captu
 
 def test_a_server_that_does_not_answer_is_no_difference(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunningServer(model, "--api-key", "secret") as server:
-        assert main(["--address", server.address, *ARGUMENTS]) == 2
+        assert main(["--url", server.address, *ARGUMENTS]) == 2
     assert "no API key" in capsys.readouterr().err
-    assert main(["--address", server.address, *ARGUMENTS]) == 2
+    assert main(["--url", server.address, *ARGUMENTS]) == 2
+
+
+def test_the_address_is_that_of_an_sdk_or_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", "http://127.0.0.1:1/v1/", *ARGUMENTS]) == 2
+    assert capsys.readouterr().err.startswith("http://127.0.0.1:1: ")
+    with pytest.raises(SystemExit):
+        main(["--url", "127.0.0.1:8888"])
+    assert "does not begin with http" in capsys.readouterr().err
 
 
 def answer(*tokens: tuple[str, dict[str, float]]) -> list[Token]:
@@ -77,6 +85,6 @@ def test_answers_are_the_same_or_part_at_a_tie_or_are_not() -> None:
 def test_two_hundred_conversations_that_branch_anywhere(model: Path, flags: list[str], states: str) -> None:
     with RunningServer(model, *flags, "--num-kv-blocks", "40", environ={"DEEPINFER_FAKE_STATES": states}) as server:
         arguments = ["--conversations", "200", "--turns", "5", "--words", "80", "--max-tokens", "200"]
-        assert main(["--address", server.address, *arguments]) == 0
+        assert main(["--url", server.address, *arguments]) == 0
         server.wait_idle()
         assert server.metric("faults_total", "deepinfer_hicache") == 0

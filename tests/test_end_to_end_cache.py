@@ -59,6 +59,14 @@ async def test_turns_reuse_the_turns_before_with_the_same_answers(server: Runnin
     await stored(server)
 
 
+async def test_a_short_request_of_a_session_is_answered_beside_its_long_ones(server: RunningServer) -> None:
+    async with aiohttp.ClientSession(server.address, headers={"X-Session-Id": "agent"}) as client:
+        for pages in (4.5, 0.25, 6.5, 0.5, 6.75):
+            reply = await ask_both(client, prompt(pages, seed=21))
+        assert reply.cached == 6 * PAGE_TOKENS
+    await stored(server)
+
+
 async def test_every_offset_of_a_branch_inside_a_page_gives_its_own_answer(server: RunningServer) -> None:
     async with client_of(server) as client:
         common = prompt(2, seed=1)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.fake import FakeEngine
 from engine.fake_rows import BLOCK_TOKENS, tokens_of
 from engine.fake_settings import FakePace
-from engine.protocol import RequestRefusedError
+from engine.protocol import RequestRefusedError, StartError
 from ipc.messages import Finish, Flag, Launch, LinkFds, Submit, TopLogprobs
 from tests.byte_tokenizer import EOS, MAX_MODEL_LEN, VOCAB_SIZE, write_model
 from tests.fake_engine import NO_PACE, PROMPT, engine_of, request
@@ -232,7 +232,7 @@ def test_top_logprobs_come_with_their_record(model: Path) -> None:
 )
 def test_a_bad_model_configuration_is_named(tmp_path: Path, content: bytes, told: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(StartError, match=told):
         engine_of(tmp_path)
 
 

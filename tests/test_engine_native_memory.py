@@ -50,3 +50,9 @@ def test_an_engine_sizes_itself(tmp_path: Path) -> None:
     folder = tiny_models.write("llama", tmp_path)
     facts = NativeEngine(launch(folder, num_kv_blocks=0, max_num_seqs=3)).facts
     assert facts.num_blocks == 3 * tiny_models.CONTEXT // facts.block_size
+
+
+def test_more_blocks_than_memory_are_refused_with_the_arithmetic() -> None:
+    memory.check_blocks(10, page_bytes=1000)
+    with pytest.raises(LaunchError, match=r"--num-kv-blocks 2000000000: 2,000,000,000 x 1,000,000 bytes = 2,000,000,0"):
+        memory.check_blocks(2_000_000_000, page_bytes=1_000_000)

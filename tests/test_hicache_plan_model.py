@@ -100,7 +100,7 @@ class _PlannerMachine(RuleBasedStateMachine):
             for page in self.oracle.pages
         )
 
-    @rule(caller=CALLERS, letters=LONG, tail=TAILS, hint=HINTS, rank=RANKS)
+    @rule(caller=CALLERS, letters=LETTERS, tail=TAILS, hint=HINTS, rank=RANKS)
     def request(self, caller: bytes, letters: str, tail: int, hint: bytes, rank: int) -> None:
         self.look(caller, letters, tail, hint)
         self.plan_from(*self.looks.pop()[:2], rank, reuse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hicache.keys import KEY_BYTES, extend
+from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend
 from hicache.look import Look, Reason
 from hicache.plan import Planner
 from ipc.messages import CacheOffer, CacheStored
@@ -98,6 +98,7 @@ def test_a_hint_changes_nothing_but_the_work() -> None:
     for letters, top in [
         ("abc", MINE),
         ("abcd", MINE),
+        ("", MINE),
         ("abx", MINE),
         ("abcd", YOURS),
         ("vwxyz", YOURS),
@@ -106,6 +107,17 @@ def test_a_hint_changes_nothing_but_the_work() -> None:
         plain, hinted = cache.look(top, ids_of(letters)), cache.look(top, ids_of(letters), b"talk")
         assert view(plain) == view(hinted)
         finish(cache, cache.plan(0, hinted, reuse=True))
+
+
+def test_a_short_prompt_of_a_conversation_has_none_of_its_pages() -> None:
+    cache = planner()
+    long = cache.plan(0, cache.look(MINE, ids_of("abc"), b"talk"), reuse=True)
+    finish(cache, long)
+    for reuse in (True, False):
+        plan = cache.plan(0, cache.look(MINE, ids_of("", 20), b"talk"), reuse=reuse)
+        assert (plan.keys, plan.load, plan.store_from, plan.store) == (b"", b"", 0, b"")
+        finish(cache, plan)
+    assert cache.look(MINE, ids_of("abcd"), b"talk").cached_tokens == 3 * PAGE_TOKENS
 
 
 def view(look: Look) -> tuple[object, ...]:

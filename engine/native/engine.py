@@ -23,7 +23,7 @@ from engine.native.device import choose_device, choose_threads
 from engine.native.errors import LaunchError
 from engine.native.history import TokenHistory
 from engine.native.loading import LoadedModel, load, read_config
-from engine.native.memory import choose_blocks, cpu_bytes, cuda_bytes
+from engine.native.memory import check_blocks, choose_blocks, cpu_bytes, cuda_bytes
 from engine.native.pages import PageLayout, PagePool
 from engine.native.probe import full_step, probe_layout
 from engine.native.runner import Runner
@@ -58,6 +58,8 @@ class NativeEngine:
         loaded = load(folder, config, launch.dtype, device)
         layout = probe_layout(loaded, device)
         num_blocks = launch.num_kv_blocks or _measured_blocks(launch, loaded, layout, max_model_len, device)
+        if device.type == "cpu":
+            check_blocks(num_blocks, layout.page_bytes)
         self._pool = PagePool(layout, num_blocks, device)
         self._blocks = BlockManager(num_blocks, self._pool.clear)
         self._offload = Offload(self._blocks)

@@ -8,8 +8,10 @@ NativeEngineError
 
 from __future__ import annotations
 
+from engine.protocol import StartError
 
-class NativeEngineError(RuntimeError):
+
+class NativeEngineError(StartError):
     """Base of all start-up errors of this engine."""
 
 

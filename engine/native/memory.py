@@ -36,6 +36,16 @@ def choose_blocks(launch: Launch, page_bytes: int, max_model_len: int, available
     return blocks
 
 
+def check_blocks(blocks: int, page_bytes: int) -> None:
+    """Refuse a number of blocks that this machine's memory cannot hold. Raises LaunchError."""
+    now, size = room(), blocks * page_bytes
+    if size > now.available:
+        raise LaunchError(
+            f"--num-kv-blocks {blocks}: {blocks:,} x {page_bytes:,} bytes = {size:,} bytes, but there are "
+            f"{now.available:,} bytes ({now.source})"
+        )
+
+
 def cpu_bytes(world: int) -> int:
     """Bytes for one rank's pool in host memory."""
     return int(room().available * CPU_SHARE) // world
