@@ -45,7 +45,8 @@ class Parts:
                     return
                 found[number] = encode(text[low:high])
 
-        helpers = self._workers.lend(work, len(todo) - 1)
+        # As many threads as there are workers, the caller's among them: the other cores are for loop and engines.
+        helpers = self._workers.lend(work, min(len(todo), self._workers.size) - 1)
         try:
             work()
         finally:

@@ -24,7 +24,7 @@ class Workers:
 
     def __init__(self, size: int, name: str, first: Callable[[], object] = lambda: None) -> None:
         """`first` is what each thread does when it starts."""
-        self._size: Final = size
+        self.size: Final = size
         self._name: Final = name
         self._first: Final = first
         self._changed: Final = threading.Condition()
@@ -45,7 +45,7 @@ class Workers:
     def lend(self, work: Callable[[], None], at_most: int) -> list[Future[None]]:
         """Do this in so many of the threads that have nothing to do now; in none where all are busy."""
         with self._changed:
-            idle = 0 if self._closed else self._size - len(self._running) - len(self._waiting)
+            idle = 0 if self._closed else self.size - len(self._running) - len(self._waiting)
             tasks = [_Task(work) for _ in range(min(idle, at_most))]
             for task in tasks:
                 self._put(task)
@@ -54,7 +54,7 @@ class Workers:
     def start(self) -> None:
         """Start all threads now."""
         with self._changed:
-            while len(self._threads) < self._size and not self._closed:
+            while len(self._threads) < self.size and not self._closed:
                 self._add()
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Workers:
     def _put(self, task: _Task) -> None:
         self._waiting.append(task)
         self._changed.notify()
-        if len(self._threads) < min(self._size, len(self._running) + len(self._waiting)):
+        if len(self._threads) < min(self.size, len(self._running) + len(self._waiting)):
             self._add()
 
     def _add(self) -> None:
