@@ -23,8 +23,8 @@ from engine.fake_states import RollingStates
 from engine.offload import Offload, StateRow
 from engine.prefix import Int32, Prefix
 from engine.protocol import RequestRefusedError, StartError, StepOutput
+from hicache.opening import open_transfer
 from hicache.pool import HostPool
-from hicache.transfer import open_transfer
 from ipc.messages import CacheStore, Event, Facts, Flag, Launch, Stats, Submit, TopLogprobs
 
 ID_BYTES: Final = 4

@@ -1,25 +1,19 @@
 """The way between a device's blocks and the host pool: what the engine asks for, and the way for devices that are CPUs.
 
 Promises that every row is checked before a byte moves, and TransferError for whatever fails. Used by one thread, the
-engine's. Knows nothing about keys, plans or requests; only `transfer_cuda` knows torch.
+engine's. Knows nothing about keys, plans, requests or torch.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hicache import rows
 from hicache.pool import HostPool
-
-if TYPE_CHECKING:
-    import torch
 
 UInt8 = npt.NDArray[np.uint8]
 UInt64 = npt.NDArray[np.uint64]
@@ -157,28 +151,3 @@ def measure(row_bytes: int, threads: int) -> float:
         rows.copy(dst, order, src, order, threads)
         times.append(time.perf_counter() - start)
     return dst.nbytes / max(min(times), 1e-9)
-
-
-def open_transfer(
-    pages: UInt8 | torch.Tensor,
-    states: UInt8 | torch.Tensor | None,
-    pool: HostPool,
-    threads: int = 1,
-    environ: Mapping[str, str] = os.environ,
-) -> Transfer:
-    """The transfer for where these rows are: numpy arrays in host memory, or tensors on a card.
-
-    With the faults that the environment asks for (`hicache.faults`). Raises TransferError where the pool cannot be
-    pinned or the environment makes no sense.
-    """
-    # Imported here: one needs the protocol above, the other torch.
-    from hicache.faults import Faults, FaultyTransfer
-
-    faults = Faults.of(environ)
-    transfer: Transfer
-    if isinstance(pages, np.ndarray):
-        assert states is None or isinstance(states, np.ndarray)
-        transfer = CpuTransfer(pages, states, pool, threads)
-    else:
-        transfer = importlib.import_module("hicache.transfer_cuda").CudaTransfer(pages, states, pool, threads)
-    return FaultyTransfer(transfer, faults, pool) if faults else transfer

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from hicache.opening import open_transfer
 from hicache.pool import HostPool, PoolFiles
 from hicache.shape import PoolShape
-from hicache.transfer import Ticket, Transfer, open_transfer
+from hicache.transfer import Ticket, Transfer
 
 BLOCKS: Final = 6
 STATE_ROWS: Final = 3

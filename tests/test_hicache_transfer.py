@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache import rows
+from hicache.opening import open_transfer
 from hicache.pool import HostPool, PoolFiles
 from hicache.shape import PoolShape
-from hicache.transfer import CpuTransfer, TransferError, measure, open_transfer
+from hicache.transfer import CpuTransfer, TransferError, measure
 from tests.cache_rigs import BLOCKS, DEVICES, SHAPES, STATE_ROWS, Rig, blocks, rig, slots
 from tests.ipc_twins import ROOT
 

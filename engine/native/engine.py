@@ -32,8 +32,9 @@ from engine.native.scheduler import Scheduler
 from engine.native.sequence import BLOCK_SIZE, Sequence, blocks_for
 from engine.offload import Offload
 from engine.protocol import RequestRefusedError, StepOutput
+from hicache.opening import open_transfer
 from hicache.pool import HostPool
-from hicache.transfer import TransferError, open_transfer
+from hicache.transfer import TransferError
 from ipc.layout import TOKEN_DTYPE
 from ipc.messages import CacheStore, Event, Facts, Finish, Flag, Launch, RequestError, Stats, Submit, TopLogprobs
 
