@@ -39,6 +39,7 @@ from server.rank import Rank
 from server.route import Router
 from server.scrub import Scrubber
 from server.services import Services
+from server.starting import starting
 from server.submit import Submitter
 from server.supervise import Supervisor
 from server.text import text_tools
@@ -152,8 +153,9 @@ class _Server:
         return self._status
 
     async def _open(self, listener: socket.socket) -> tuple[web.AppRunner, Encoder]:
-        text = await asyncio.to_thread(text_tools, self._config, self._metrics)
-        writers = await asyncio.to_thread(EventWriters, text.tokenizer)
+        async with starting(listener, self._tls, BACKLOG):
+            text = await asyncio.to_thread(text_tools, self._config, self._metrics)
+            writers = await asyncio.to_thread(EventWriters, text.tokenizer)
         services = Services(
             self._config, text.tokenizer, text.encoder, text.renderer, writers, self._keys, self._ranks,
             self._submitter, self._metrics, self._cache, self._turns,
