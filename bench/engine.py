@@ -65,12 +65,18 @@ class Ours:
         return time.perf_counter() - start
 
     def decode(self, ids: Ids, steps: int) -> float:
-        """Seconds for `steps` tokens after each prompt [B, n]."""
-        self._add(ids, steps + 1)
-        self._engine.step()
+        """Seconds for `steps` tokens of each prompt [B, n], once all of them decode."""
+        self._add(ids, ids.size + steps)  # none ends before: prompts take turns, and the first ones decode meanwhile
+        begun: set[int] = set()
+        while len(begun) < len(ids):
+            begun.update(self._engine.step().records["slot"].tolist())
         start = time.perf_counter()
-        self._run()
-        return time.perf_counter() - start
+        for _ in range(steps):
+            self._engine.step()
+        seconds = time.perf_counter() - start
+        for slot in range(len(ids)):
+            self._engine.cancel(slot, 1)
+        return seconds
 
     def _add(self, ids: Ids, max_tokens: int) -> None:
         sampling = Sampling(seed=0, temperature=0)
