@@ -13,6 +13,7 @@
     +- WrongMethodError           405
     +- SlowBodyError              408
     +- BodyTooLargeError          413
+    +- EncodingError              415  a compression that is not read
     +- ExpectationError           417
     +- InternalError              500  a defect of ours, logged with its traceback
     |  +- EngineRequestError      500  the engine failed on this one request

@@ -128,5 +128,5 @@ def test_a_certificate_that_cannot_be_used_is_a_configuration_error(
     for cert, key in ((missing, str(certificate[1])), (str(certificate[0]), missing), (str(certificate[0]), "")):
         status, log = ended(model, f"--ssl-certfile={cert}", f"--ssl-keyfile={key}")
         assert status == 2
-        flags = f"--ssl-certfile {cert} --ssl-keyfile {key}" if key else f"--ssl-certfile {cert}"
+        flags = f"--ssl-certfile {cert} --ssl-keyfile {key}" if key else f"--ssl-certfile {cert} without --ssl-keyfile"
         assert f"error: {flags}: cannot be used: " in log
