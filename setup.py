@@ -15,8 +15,8 @@ from setuptools import Extension, setup
 
 SANITIZERS = ("address", "thread", "undefined")
 KERNEL_HEADERS = (
-    "attention", "attention_kernel", "attention_plan", "linear", "linear_kernel", "norm", "norm_kernel", "team",
-    "vectors",
+    "attention", "attention_kernel", "attention_plan", "linear", "linear_kernel", "norm", "norm_kernel",
+    "product_kernel", "team", "vectors",
 )  # fmt: skip
 KERNEL_SOURCES = ("kernels_module", "isa_portable", "isa_avx2", "isa_avx512")
 

@@ -268,6 +268,6 @@ def outside_handlers(status: int, reason: str) -> ApiError:
 
 
 def health_response(payload: object, *, ready: bool) -> web.Response:
-    """A readiness answer: 200 or 503, with the state of every rank as its body."""
+    """A readiness answer: 200 or 503, with what is or is not ready as its body."""
     status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
     return web.Response(status=status, body=msgspec.json.encode(payload), content_type="application/json")

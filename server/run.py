@@ -61,20 +61,19 @@ COLLECT: Final = (20_000, 20, 100)
 
 def run(config: Config) -> int:
     """Serve until a signal or a fatal failure; returns the exit status."""
-    for check in (_keys, _tls):  # what is wrong with their files is told before a model is fetched
-        check(config)
+    keys, tls = _keys(config), _tls(config)  # what is wrong with their files is told before a model is fetched
     config = _with_model(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, keys, tls))
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, keys: Keys, tls: ssl.SSLContext | None) -> int:
     keep_memory()
     shorten()
     _raise_descriptor_limit()
     listener = _listen(config)
     become_subreaper()
-    server = _Server(config)
+    server = _Server(config, keys, tls)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop, signal.Signals(number).name)
@@ -87,13 +86,13 @@ async def _serve(config: Config) -> int:
 class _Server:
     """The life of one server process."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, keys: Keys, tls: ssl.SSLContext | None) -> None:
         self._config = config
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._status = 0
-        self._keys = _keys(config)
-        self._tls = _tls(config)
+        self._keys = keys
+        self._tls = tls
         self._ranks = [Rank(index, config.max_num_seqs, config.max_num_batched_tokens) for index in range(config.dp)]
         self._pool = SharedPool(config) if config.hicache_size_gb != 0 else None
         self._cache = Cache(self._ranks, self._pool, verify_loads=config.hicache_verify_loads)
