@@ -17,6 +17,7 @@ import uvloop
 
 from server import run as server_run
 from server.config import parse
+from server.keys import Keys
 from server.log import set_up
 from server.tokenizer.backend import HfBackend
 
@@ -44,7 +45,7 @@ async def main(file: Path, *, on_loop: bool, flags: list[str]) -> int:
     found: list[Note] = []
     watcher = asyncio.create_task(watch(found))
     try:
-        return await server_run._serve(config.named(config.model))
+        return await server_run._serve(config.named(config.model), Keys((), None), None)
     finally:
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):
