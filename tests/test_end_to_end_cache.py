@@ -1,4 +1,5 @@
-"""The prefix cache through HTTP, with fake engines whose answers show any wrong page: hits, ranks, callers, reset."""
+"""The prefix cache through HTTP: hits, ranks, callers, reset; with fake engines, whose answers show any wrong page, and
+with native ones."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from hicache.keys import PAGE_TOKENS
 from tests.byte_tokenizer import SPECIAL, write_model
 from tests.cached_replies import FIXED, ask, ask_both, cache_metric, explained, prompt, reset
 from tests.http_calls import CHAT, TEXT, post, refusal, stream
+from tests.served_engines import KINDS, Served
 from tests.serving import RunningServer, eventually
 from tests.test_end_to_end_lifecycle import ENDLESS, SLOW, client_of, ended, open_stream
 
@@ -29,16 +31,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("cache") / "tiny")
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return KINDS[request.param](tmp_path_factory.mktemp(request.param))
+
+
 @pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[RunningServer]:
-    with RunningServer(model) as running:
+def server(served: Served) -> Iterator[RunningServer]:
+    with served() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def pair(model: Path) -> Iterator[RunningServer]:
-    """Two ranks; requests go to the less loaded one, and a prompt of ten pages takes a quarter of a second."""
-    with RunningServer(model, "--dp", "2", "--routing", "least-loaded", environ={**SLOW, **PREFILL}) as running:
+def pair(served: Served) -> Iterator[RunningServer]:
+    """Two ranks; requests go to the less loaded one, and a fake's prompt of ten pages takes a quarter of a second."""
+    with served("--dp", "2", "--routing", "least-loaded", environ={**SLOW, **PREFILL}) as running:
         yield running
 
 
@@ -178,8 +185,8 @@ async def test_twins_are_computed_once(pair: RunningServer) -> None:
     await stored(pair)
 
 
-async def test_two_keys_never_share_and_see_only_their_own(model: Path) -> None:
-    with RunningServer(model, *KEYS) as server:
+async def test_two_keys_never_share_and_see_only_their_own(served: Served) -> None:
+    with served(*KEYS) as server:
         sessions = [
             aiohttp.ClientSession(server.address, headers={"Authorization": f"Bearer {key}"}) for key in ("one", "two")
         ]
@@ -238,8 +245,8 @@ async def test_a_model_with_states_hits_at_their_boundaries(model: Path) -> None
             assert cache_metric(server, "states_loaded_total") > 0
 
 
-async def test_off_is_off(model: Path) -> None:
-    with RunningServer(model, "--hicache-size-gb", "0") as server:
+async def test_off_is_off(served: Served) -> None:
+    with served("--hicache-size-gb", "0") as server:
         assert server.get("/health")[1]["prefix_cache"] == {"state": "off", "reason": None}
         async with client_of(server) as client:
             for _ in range(2):

@@ -1,32 +1,31 @@
 """The prefix cache when things go wrong: copies that fail, bytes that flip, pools too small, clients that leave.
 
-The answer is always the one without a cache, and in the end nothing is held.
+The answer is always the one without a cache, and in the end nothing is held. With fake engines, and in the long form
+with native ones too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import aiohttp
 import pytest
 
 from hicache.faults import VARIABLE
-from tests.byte_tokenizer import write_model
 from tests.cached_replies import FIXED, ask, ask_both, cache_metric, prompt, reset
 from tests.http_calls import TEXT
+from tests.served_engines import KINDS, NATIVE_LATER, Served
 from tests.serving import RunningServer, eventually
 from tests.test_end_to_end_lifecycle import client_of
 
 # Blocks of a device on which a prompt of FILLER pages leaves nothing of the one before.
 BLOCKS, FILLER = 23, 22
 SMALL_DEVICE = ["--num-kv-blocks", str(BLOCKS)]
-PAGE_GB = 1024 / 2**30  # of the fake engine
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("faults") / "tiny")
+@pytest.fixture(scope="module", params=NATIVE_LATER)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return KINDS[request.param](tmp_path_factory.mktemp(request.param))
 
 
 async def turns(server: RunningServer, rounds: int) -> list[int]:
@@ -56,8 +55,8 @@ async def check_nothing_is_held(server: RunningServer) -> None:
         pytest.param("short_copy_every=2", marks=pytest.mark.soak),
     ],
 )
-async def test_copies_that_fail_disable_the_cache_after_three(model: Path, fault: str) -> None:
-    with RunningServer(model, *SMALL_DEVICE, environ={VARIABLE: fault}) as server:
+async def test_copies_that_fail_disable_the_cache_after_three(served: Served, fault: str) -> None:
+    with served(*SMALL_DEVICE, environ={VARIABLE: fault}) as server:
         await turns(server, 6)
         status, health = server.get("/health")
         assert (status, health["prefix_cache"]["state"]) == (200, "disabled")
@@ -72,25 +71,25 @@ async def test_copies_that_fail_disable_the_cache_after_three(model: Path, fault
 
 
 @pytest.mark.soak
-async def test_a_rare_failure_costs_one_request_its_cached_tokens(model: Path) -> None:
-    with RunningServer(model, *SMALL_DEVICE, environ={VARIABLE: "load_error_every=4"}) as server:
+async def test_a_rare_failure_costs_one_request_its_cached_tokens(served: Served) -> None:
+    with served(*SMALL_DEVICE, environ={VARIABLE: "load_error_every=4"}) as server:
         assert max(await turns(server, 4)) > 0
         assert server.get("/health")[1]["prefix_cache"]["state"] == "on"
         assert cache_metric(server, "errors_total", dp_rank="0") >= 1
         await check_nothing_is_held(server)
 
 
-async def test_with_verified_loads_flipped_bytes_reach_no_answer(model: Path) -> None:
+async def test_with_verified_loads_flipped_bytes_reach_no_answer(served: Served) -> None:
     flags = [*SMALL_DEVICE, "--hicache-verify-loads"]
-    with RunningServer(model, *flags, environ={VARIABLE: "flip_byte_every=5"}) as server:
+    with served(*flags, environ={VARIABLE: "flip_byte_every=5"}) as server:
         await turns(server, 5)
         # Found by a load or, if that was faster, in the background.
         assert cache_metric(server, "faults_total") >= 1
         await check_nothing_is_held(server)
 
 
-async def test_flipped_bytes_are_found_in_the_background(model: Path) -> None:
-    with RunningServer(model, environ={VARIABLE: "flip_byte_every=9"}) as server:
+async def test_flipped_bytes_are_found_in_the_background(served: Served) -> None:
+    with served(environ={VARIABLE: "flip_byte_every=9"}) as server:
         async with client_of(server) as client:
             await ask(client, prompt(10))
             await asyncio.to_thread(eventually, lambda: cache_metric(server, "faults_total") == 1, "it is found")
@@ -102,8 +101,8 @@ async def test_flipped_bytes_are_found_in_the_background(model: Path) -> None:
         await check_nothing_is_held(server)
 
 
-async def test_a_pool_smaller_than_one_prompt_serves_what_fits(model: Path) -> None:
-    with RunningServer(model, *SMALL_DEVICE, "--hicache-size-gb", f"{5.5 * PAGE_GB:.9f}") as server:
+async def test_a_pool_smaller_than_one_prompt_serves_what_fits(served: Served) -> None:
+    with served(*SMALL_DEVICE, *served.pool(5.5)) as server:
         assert await turns(server, 3) == [0, 0, 0], "a prompt that does not fit is not stored at all"
         assert cache_metric(server, "store_no_room_total", dp_rank="0") >= 3
         async with client_of(server) as client:
@@ -114,9 +113,9 @@ async def test_a_pool_smaller_than_one_prompt_serves_what_fits(model: Path) -> N
         await check_nothing_is_held(server)
 
 
-async def test_twelve_clients_on_a_pool_of_one_prompt_and_a_tenth(model: Path) -> None:
-    flags = ["--num-kv-blocks", "64", "--hicache-size-gb", f"{22.5 * PAGE_GB:.9f}", "--max-num-batched-tokens", "512"]
-    with RunningServer(model, *flags) as server:
+async def test_twelve_clients_on_a_pool_of_one_prompt_and_a_tenth(served: Served) -> None:
+    flags = ["--num-kv-blocks", "64", *served.pool(22.5), "--max-num-batched-tokens", "512"]
+    with served(*flags) as server:
         async with client_of(server) as client:
 
             async def converse(number: int) -> None:
@@ -129,10 +128,10 @@ async def test_twelve_clients_on_a_pool_of_one_prompt_and_a_tenth(model: Path) -
         await check_nothing_is_held(server)
 
 
-async def test_clients_that_leave_in_any_phase_leave_no_page_held(model: Path) -> None:
+async def test_clients_that_leave_in_any_phase_leave_no_page_held(served: Served) -> None:
     slow = {"DEEPINFER_FAKE_STEP_MS": "1", "DEEPINFER_FAKE_PREFILL_TOKENS_PER_S": "20000"}
     flags = ["--num-kv-blocks", "64", "--max-num-seqs", "4", "--max-num-batched-tokens", "256"]
-    with RunningServer(model, *flags, environ=slow) as server:
+    with served(*flags, environ=slow) as server:
         async with aiohttp.ClientSession(server.address) as client:
 
             async def leave(number: int) -> None:
