@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -47,7 +47,7 @@ def native(folder: Path) -> Served:
     from tests import tiny_models  # it loads torch
 
     byte_tokenizer.write_model(folder)
-    changes = {"vocab_size": byte_tokenizer.VOCAB_SIZE, "bos_token_id": byte_tokenizer.BOS}
+    changes: dict[str, Any] = {"vocab_size": byte_tokenizer.VOCAB_SIZE, "bos_token_id": byte_tokenizer.BOS}
     changes |= {"eos_token_id": byte_tokenizer.EOS, "max_position_embeddings": byte_tokenizer.MAX_MODEL_LEN}
     tiny_models.write("llama", folder, num_hidden_layers=_LAYERS, num_key_value_heads=1, head_dim=_HEAD_DIM, **changes)
     page_bytes = _LAYERS * 2 * _HEAD_DIM * 4 * PAGE_TOKENS
