@@ -9,7 +9,8 @@ beside  time between the tokens of running streams while pages are stored and lo
         computing without copies (`bench/caching/beside.py` says how it is made the same). Ceiling: no slower. Promised:
         at most 15 % slower, mean and median.
 
-Medians over the rounds, sides in turns, fixed seed. A table and a line a part; each starts its servers.
+Medians over the rounds, sides in turns, fixed seed; a hit is compared with the misses next to it. A table and a line a
+part; each starts its servers.
 
     python -m bench.cache_serving [--parts NAME ...] [--rounds N] [--tails N ...] [--window S] [--model FOLDER]
 """

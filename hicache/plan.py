@@ -22,7 +22,7 @@ from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend
 from hicache.look import Look, Looker, Reason, Rules
 from hicache.memo import Memo
 from hicache.pages import NO_PARENT, NO_SLOTS, NO_STATE, Ids
-from hicache.scrub import Scrubber
+from hicache.scrub import PageWalk, StateWalk
 from hicache.shape import PoolShape
 from hicache.states import NOBODY
 from ipc.messages import CacheLoaded, CacheOffer, CachePlan, CacheStore, CacheStored
@@ -46,7 +46,8 @@ class Planner:
         self.shape: Final = shape
         self.rules: Final = rules
         self.index: Final = PageIndex(shape.pages, shape.states)
-        self.scrub: Final = Scrubber(self.index)
+        self.scrub: Final = PageWalk(self.index)
+        self.scrub_states: Final = StateWalk(self.index)
         self.counts: Final[dict[int, RankCounts]] = {}
         self._verify_loads: Final = verify_loads
         self._looker: Final = Looker(self.index, rules)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from array import array
 from typing import Final
 
+import numpy as np
+
 from hicache.lru import LruList
 
 NO_PAGE: Final = -1
@@ -26,6 +28,7 @@ class StateSlots:
         self.owner = array("q", [NOBODY]) * num_slots
         self.pins = array("i", [0]) * num_slots
         self.sums = array("Q", [0]) * num_slots
+        self.taken = array("Q", [0]) * num_slots  # how often: whoever read a slot can tell that it has changed hands
         self.evicted = 0
         self._free = array("i", range(num_slots - 1, -1, -1))
         self._idle = LruList(num_slots)
@@ -47,12 +50,20 @@ class StateSlots:
         """Whether it holds a state."""
         return self.page[slot] >= 0 and self.owner[slot] == NOBODY
 
+    def next_ready(self, start: int) -> int:
+        """The first slot from `start` on that holds a state, in a circle; -1: there is none."""
+        ready = np.flatnonzero((np.frombuffer(self.page, "i4") >= 0) & (np.frombuffer(self.owner, "i8") == NOBODY))
+        if not ready.size:
+            return -1
+        return int(ready[np.searchsorted(ready, start) % ready.size])
+
     def take(self, page: int, owner: int) -> int:
         """A free slot, now reserved for the state behind `page`; -1: there is none."""
         if not self._free:
             return -1
         slot = self._free.pop()
         self.page[slot], self.owner[slot] = page, owner
+        self.taken[slot] += 1
         return slot
 
     def commit(self, slot: int, checksum: int) -> None:

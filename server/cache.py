@@ -80,7 +80,7 @@ class Cache:
         self._planner: Planner | None = None
         self._open: dict[int, _Open] = {}
         self._storing: dict[int, int] = {}  # plan -> its rank, until it has told what it stored
-        self.scrubbed_pages = 0
+        self.scrubbed_pages = self.scrubbed_states = 0
         self._epoch = 0
         self._identity: tuple[bytes, ...] = ()
         self._keep_tokens = 1
@@ -235,6 +235,23 @@ class Cache:
         planner = self._planner
         if planner is not None:
             self.trust.guarded("scrubbed", lambda: planner.scrub.done(slot, right))
+
+    def next_state_to_scrub(self) -> tuple[int, int] | None:
+        """A state whose checksum is to be compared: (slot, checksum). Answer with `scrubbed_state`."""
+        planner = self._planner
+        if planner is None or not self.on:
+            return None
+        return self.trust.guarded("next_state_to_scrub", planner.scrub_states.next_to_scrub)
+
+    def scrubbed_state(self, slot: int, *, right: bool) -> None:
+        """The state was compared; a wrong one is found by nobody any more. It may have gone meanwhile."""
+        self.scrubbed_states += 1
+        planner = self._planner
+        if planner is None:
+            return
+        same = self.trust.guarded("scrubbed_state", lambda: planner.scrub_states.done(slot, right))
+        if same and not right:
+            self.trust.fault(f"the state in slot {slot} is not what was stored")
 
     # ---- what people see and do ----
 

@@ -59,6 +59,7 @@ class CacheCounts:
         yield self._counted("twins_gave_up", "And went on without them", self._twins.gave_up)
         yield self._single("twins_waiting", "Requests that wait now", self._twins.waiting)
         yield self._counted("scrubbed_pages", "Pages whose checksum was compared", self._cache.scrubbed_pages)
+        yield self._counted("scrubbed_states", "States whose checksum was compared", self._cache.scrubbed_states)
         yield self._counted("faults", "Faults; some of them disable the cache", self._cache.trust.faults)
         for name, text in TIER_COUNTERS.items():
             values = {rank.index: getattr(self._cache.tiers[rank.index], name) for rank in self._ranks}

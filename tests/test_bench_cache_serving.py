@@ -36,11 +36,14 @@ def reply(ttft_s: float, cached: int) -> Reply:
     return Reply(ttft_s, 1000, device=0, host=cached)
 
 
-def test_a_hit_is_measured_by_what_it_has_less_to_compute() -> None:
-    times = Times(misses=[reply(3.0, 0), reply(2.0, 0), reply(9.0, 0)], hits={"host": [reply(0.5, 900)] * 3})
-    (row,) = times.rows()
+def test_a_hit_is_measured_by_what_it_has_less_to_compute_than_the_misses_beside_it() -> None:
+    times = Times()
+    for miss_s, hit_s in ((2.0, 0.5), (4.0, 0.5), (6.0, 1.0)):
+        times.misses.append(reply(miss_s, 0))
+        times.hit("host", reply(hit_s, 900))
+    (row,) = times.rows()  # 3 / 0.5, 5 / 0.5, 6 / 1
     assert (row["computed"], row["faster"], row["less computed"], row["share"]) == (100, 6.0, 10.0, 0.6)
-    assert row["as promised"]
+    assert (row["miss ms"], row["hit ms"], row["as promised"]) == (4000, 500, True)
 
 
 def test_a_device_has_room_for_one_prompt_only() -> None:

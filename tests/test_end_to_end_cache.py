@@ -243,6 +243,9 @@ async def test_a_model_with_states_hits_at_their_boundaries(model: Path) -> None
             assert reply.host > 0
             assert cache_metric(server, "states_stored_total") > 0
             assert cache_metric(server, "states_loaded_total") > 0
+            scrubbed = "scrubbed_states_total"
+            await asyncio.to_thread(eventually, lambda: cache_metric(server, scrubbed) > 0, "states are checked too")
+            assert cache_metric(server, "faults_total") == 0
 
 
 async def test_off_is_off(served: Served) -> None:

@@ -2,7 +2,8 @@
 
 A turn that comes back with a new tail is answered from the device, then from host memory, since a prompt of the same
 length has driven it off the device; on two ranks, by a rank that never saw it, while the other one is kept busy. A hit
-costs little against the miss that has to come before it, so there are several for each.
+costs little against the miss that has to come before it, so there are several for each; and each is compared with the
+misses next to it, because machines that are shared change their speed from one minute to the next.
 """
 
 from __future__ import annotations
@@ -51,31 +52,39 @@ class Shape:
 
 @dataclass(slots=True)
 class Times:
-    """Replies of one length of tail."""
+    """Replies of one length of tail, in the order of their coming."""
 
     misses: list[Reply] = field(default_factory=list)
-    hits: dict[str, list[Reply]] = field(default_factory=dict)
+    hits: dict[str, list[tuple[int, Reply]]] = field(default_factory=dict)  # with the number of misses before them
+
+    def hit(self, case: str, reply: Reply) -> None:
+        """One that came after all misses of now."""
+        self.hits.setdefault(case, []).append((len(self.misses), reply))
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each way to hit."""
-        miss_s = statistics.median(reply.ttft_s for reply in self.misses)
-        return [self._row(case, replies, miss_s) for case, replies in self.hits.items()]
+        return [self._row(case, hits) for case, hits in self.hits.items()]
 
-    def _row(self, case: str, replies: list[Reply], miss_s: float) -> dict[str, Any]:
-        hit_s, (prompt, computed) = statistics.median(reply.ttft_s for reply in replies), _size(replies)
-        ratio, less = miss_s / hit_s, prompt / computed
+    def _row(self, case: str, hits: list[tuple[int, Reply]]) -> dict[str, Any]:
+        prompt, computed = _size([reply for _, reply in hits])
+        ratio = statistics.median(self._beside(number) / reply.ttft_s for number, reply in hits)
+        less = prompt / computed
         return {
             "part": "first token",
             "case": case,
             "prompt": prompt,
             "computed": computed,
-            "miss ms": miss_s * 1e3,
-            "hit ms": hit_s * 1e3,
+            "miss ms": statistics.median(reply.ttft_s for reply in self.misses) * 1e3,
+            "hit ms": statistics.median(reply.ttft_s for _, reply in hits) * 1e3,
             "faster": ratio,
             "less computed": less,
             "share": ratio / less,
             "as promised": ratio >= NEEDED * less,
         }
+
+    def _beside(self, number: int) -> float:
+        """Seconds of a miss about the time of a hit that `number` of them preceded."""
+        return statistics.mean(reply.ttft_s for reply in self.misses[number - 1 : number + 1])
 
 
 def _size(replies: list[Reply]) -> tuple[int, int]:
@@ -88,16 +97,17 @@ async def one_rank(calls: Calls, shape: Shape) -> list[dict[str, Any]]:
     rows = []
     await calls.first_token(calls.fresh(PAGE_TOKENS))  # what is slow only once
     for tail in shape.tails:
-        times = Times(hits={"device": [], "host": []})
+        times = Times()
         for _ in range(shape.rounds):
             shared, other = calls.fresh(shape.shared), calls.fresh(shape.shared)
             times.misses.append(await _ask(calls, shared, tail))
-            times.hits["device"] += [await _ask(calls, shared, tail, device=shape.shared) for _ in range(HITS)]
+            for _ in range(HITS):
+                times.hit("device", await _ask(calls, shared, tail, device=shape.shared))
             times.misses.append(await _ask(calls, other, tail))
             for _ in range(HITS):
                 await calls.first_token([*other, *calls.fresh(max(shape.tails))])  # takes all of the device
                 await calls.settled()
-                times.hits["host"].append(await _ask(calls, shared, tail, host=shape.shared))
+                times.hit("host", await _ask(calls, shared, tail, host=shape.shared))
         rows += times.rows()
     return rows
 
@@ -107,14 +117,14 @@ async def other_rank(calls: Calls, shape: Shape) -> list[dict[str, Any]]:
     rows = []
     await calls.first_token(calls.fresh(PAGE_TOKENS))
     for tail in shape.tails:
-        times = Times(hits={"host, other rank": []})
+        times = Times()
         for _ in range(shape.rounds):
             shared = calls.fresh(shape.shared)
             await _ask(calls, shared, tail)
             async with calls.running(calls.fresh(BUSY_PROMPT), BUSY_TOKENS):
                 before = await calls.counted()
                 times.misses.append(await _ask(calls, calls.fresh(shape.shared), tail, settle=False))
-                times.hits["host, other rank"].append(await _ask(calls, shared, tail, host=shape.shared, settle=False))
+                times.hit("host, other rank", await _ask(calls, shared, tail, host=shape.shared, settle=False))
                 after = await calls.counted()
             await calls.idle()
             if after["host_hits_total@1"] - before["host_hits_total@1"] != shape.shared:
