@@ -24,7 +24,7 @@ from hicache.plan import Planner, Rules
 from hicache.shape import PoolShape
 from ipc.messages import CacheLoaded, CacheOffer, CacheStored
 from tests.cache_invariants import check_planner
-from tests.cache_oracle import Oracle, Plan
+from tests.cache_oracle import Oracle, Plan, State
 
 LETTERS = st.text("ab", max_size=6)
 LONG = st.text("ab", min_size=2, max_size=7)
@@ -64,6 +64,7 @@ class _PlannerMachine(RuleBasedStateMachine):
         self.known: set[bytes] = set()
         self.first: dict[str, int] = {}  # letter -> slot of the first page stored last
         self.scrubbed: dict[int, list[Any]] = {}
+        self.scrubbed_state: State | None = None
 
     def root(self, caller: bytes) -> bytes:
         return root(caller, bytes([self.epoch]))
@@ -313,6 +314,24 @@ class _PlannerMachine(RuleBasedStateMachine):
         for page in path:
             page.loose = True  # it may have lost its place while it was held
         self.oracle.unpin(path, used=False)
+
+    @precondition(lambda self: self.scrubbed_state is None)
+    @rule()
+    def scrub_state(self) -> None:
+        ready = [state for state in self.oracle.states if state.owner is None and not state.dropped]
+        got = self.planner.scrub_states.next_to_scrub()
+        assert (got is not None) == bool(ready)
+        if got is not None:
+            (self.scrubbed_state,) = (state for state in ready if (state.slot, 9) == got)
+
+    @precondition(lambda self: self.scrubbed_state is not None)
+    @rule(bad=SELDOM)
+    def scrub_state_done(self, bad: bool) -> None:
+        state, self.scrubbed_state = self.scrubbed_state, None
+        assert state is not None
+        assert self.planner.scrub_states.done(state.slot, not bad) == (not state.dropped)
+        if bad and not state.dropped:
+            self.oracle.drop_state(state)
 
     @invariant()
     def whole(self) -> None:
