@@ -1,0 +1,339 @@
+"""A planner and its slow oracle side by side, as hypothesis drives them; all invariants are checked after each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend, root
+from hicache.look import Look, Reason
+from hicache.pages import FREE, Ids
+from hicache.plan import Planner, Rules
+from hicache.shape import PoolShape
+from ipc.messages import CacheLoaded, CacheOffer, CacheStored
+from tests.cache_invariants import check_planner
+from tests.cache_oracle import Oracle, Plan, State
+
+LETTERS = st.text("ab", max_size=6)
+LONG = st.text("ab", min_size=2, max_size=7)
+TAILS = st.sampled_from([1, 0, 100])
+HINTS = st.sampled_from([b"", b"talk"])
+RANKS = st.integers(0, 1)
+# What ends much at once is rare, or nothing ever gets full.
+SELDOM = st.integers(0, 11).map(lambda roll: roll == 7)
+CALLERS = st.sampled_from([b"me", b"you"])
+CONTENT = {letter: np.random.default_rng(ord(letter)).integers(0, 99, PAGE_TOKENS, np.int32) for letter in "ab"}
+RULES = [
+    Rules(keep_tokens=1, first_state=0, state_window=0, has_states=False),
+    Rules(keep_tokens=140, first_state=0, state_window=0, has_states=False),
+    Rules(keep_tokens=1, first_state=128, state_window=10_000, has_states=True),
+    Rules(keep_tokens=140, first_state=256, state_window=300, has_states=True),
+]
+
+
+def prompt(letters: str, tail: int = 0) -> Ids:
+    """Token ids of these pages and of a part of one more."""
+    return np.concatenate([*(CONTENT[letter] for letter in letters), np.full(tail, 7, np.int32)]).astype(np.int32)
+
+
+class PlannerMachine(RuleBasedStateMachine):
+    """One planner and its oracle; plans and looks wait in lists for what happens to them."""
+
+    planner: Planner
+    oracle: Oracle
+
+    @initialize(pages=st.integers(1, 12), states=st.integers(0, 4), rules=st.sampled_from(RULES))
+    def start(self, pages: int, states: int, rules: Rules) -> None:
+        self.planner = Planner(PoolShape(pages, 4096, states, 512), rules, verify_loads=True)
+        self.oracle = Oracle(pages, states, rules)
+        self.epoch = 0
+        self.looks: list[tuple[Look, str, int]] = []
+        self.asked: list[tuple[bytes, str]] = []
+        self.known: set[bytes] = set()
+        self.first: dict[str, int] = {}  # letter -> slot of the first page stored last
+        self.scrubbed: dict[int, list[Any]] = {}
+        self.scrubbed_state: State | None = None
+
+    def root(self, caller: bytes) -> bytes:
+        return root(caller, bytes([self.epoch]))
+
+    def pick(self, data: st.DataObject, rank: int, **due: bool) -> int | None:
+        names = [
+            name
+            for name, plan in self.oracle.plans.items()
+            if plan.rank == rank and all(getattr(plan, key) == value for key, value in due.items())
+        ]
+        return data.draw(st.sampled_from(names)) if names else None
+
+    # ---- looks and plans ----
+
+    @rule(caller=CALLERS, letters=LETTERS, tail=TAILS, hint=HINTS)
+    def look(self, caller: bytes, letters: str, tail: int, hint: bytes) -> None:
+        look = self.planner.look(self.root(caller), prompt(letters, tail), hint)
+        self.compare(look, letters)
+        self.looks.append((look, letters, self.epoch))
+
+    def compare(self, look: Look, letters: str) -> None:
+        cached, reason, waits_for, twin = self.oracle.look(look.root, letters, len(look.ids))
+        if reason is Reason.NEVER_STORED and not look.ready.size and self.is_others(letters[0]):
+            reason = Reason.OTHER_NAMESPACE
+        assert (look.cached_tokens, look.reason) == (cached, reason)
+        assert (look.waits_for, look.twin_tokens) == (waits_for, twin)
+        assert look.uncached_tokens == len(look.ids) - cached
+        assert look.keys == extend(look.root, look.ids)
+
+    def is_others(self, letter: str) -> bool:
+        slot = self.first.get(letter)
+        return any(
+            page.slot == slot and page.letter == letter and not (page.parent or page.doomed or page.owner)
+            for page in self.oracle.pages
+        )
+
+    @rule(caller=CALLERS, letters=LETTERS, tail=TAILS, hint=HINTS, rank=RANKS)
+    def request(self, caller: bytes, letters: str, tail: int, hint: bytes, rank: int) -> None:
+        self.look(caller, letters, tail, hint)
+        self.plan_from(*self.looks.pop()[:2], rank, reuse=True)
+
+    @rule(caller=CALLERS, letters=LONG, tail=TAILS, hint=HINTS, rank=RANKS)
+    def whole_request(self, caller: bytes, letters: str, tail: int, hint: bytes, rank: int) -> None:
+        self.asked.append((caller, letters))
+        self.request(caller, letters, tail, hint, rank)
+        name = max(self.oracle.plans)
+        self.answer_load(name, -1)
+        if name in self.oracle.plans:
+            plan = self.oracle.plans[name]
+            self.answer_store(name, len(plan.stored), [state.slot for state in plan.states])
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), more=st.text("ab", max_size=2), hint=HINTS, rank=RANKS, ends=st.booleans())
+    def next_turn(self, data: st.DataObject, more: str, hint: bytes, rank: int, ends: bool) -> None:
+        caller, letters = data.draw(st.sampled_from(self.asked))
+        (self.whole_request if ends else self.request)(caller, letters[:6] + more, 1, hint, rank)
+
+    @precondition(lambda self: self.looks)
+    @rule(data=st.data(), rank=RANKS, reuse=st.booleans())
+    def plan(self, data: st.DataObject, rank: int, reuse: bool) -> None:
+        look, letters, epoch = self.looks.pop(data.draw(st.integers(0, len(self.looks) - 1)))
+        if epoch == self.epoch:  # else the server looks again under its new root
+            self.plan_from(look, letters, rank, reuse=reuse)
+
+    def plan_from(self, look: Look, letters: str, rank: int, *, reuse: bool) -> None:
+        ready, reserved = self.oracle.found(look.root, letters)
+        hit = self.oracle.look(look.root, letters, len(look.ids))[0] // PAGE_TOKENS if reuse else 0
+        got = self.planner.plan(rank, look, reuse=reuse)
+        self.known.add(look.root)
+        assert got.load == np.array([page.slot for page in ready[:hit]], np.uint32).tobytes()
+        assert (got.store_from, got.keys, got.reuse) == (len(ready), look.keys, reuse)
+        assert len(got.load_sums) == 2 * len(got.load)
+        state = ready[hit - 1].state if hit and self.oracle.rules.has_states else None
+        assert got.load_state == (state.slot if state else -1)
+        self.oracle.pin(ready)
+        if state:
+            state.pins += 1
+        lacking = letters[len(ready) :] if not reserved else ""
+        plan = self.stores(got.plan, rank, ready, lacking, top=look.root, store=got.store)
+        plan.load, plan.load_state = hit, state
+        held = [*ready, *plan.stored]
+        wanted = self.oracle.boundaries(len(look.ids), held, hit)
+        for pages, slot in got.store_states:
+            assert pages == wanted.pop(0)
+            plan.states.append(self.oracle.reserve_state(got.plan, held[pages - 1], slot))
+        assert not wanted or not self.oracle.can_reserve_state()
+        plan.storing = bool(plan.stored or plan.states)
+
+    def stores(self, name: int, rank: int, path: list[Any], letters: str, *, top: bytes, store: bytes) -> Plan:
+        """The oracle follows a plan that stores pages: which went for them, and that it is all or none."""
+        slots = np.frombuffer(store, np.uint32).tolist()
+        if slots:
+            assert len(slots) == len(letters)
+            pages = self.planner.index.pages
+            free = self.oracle.total - len(self.oracle.pages)
+            went = {
+                page.slot
+                for page in self.oracle.pages
+                if not page.doomed and (pages.status[page.slot] == FREE or page.slot in slots)
+            }
+            lacking = max(0, len(slots) - free)
+            # A bad page that comes free when the last behind it goes saves an eviction.
+            assert lacking - self.oracle.evict(went) <= len(went) <= lacking
+        else:
+            assert not letters or len(letters) > self.oracle.room()
+        plan = Plan(rank, path, self.oracle.store(name, top, path, letters if slots else "", slots), [])
+        if plan.stored and not path:
+            self.first[letters[0]] = slots[0]
+        self.oracle.plans[name] = plan
+        return plan
+
+    @rule(rank=RANKS, caller=CALLERS, before=LETTERS, more=st.text("ab", min_size=1, max_size=3))
+    def offer(self, rank: int, caller: bytes, before: str, more: str) -> None:
+        top = self.root(caller)
+        ids = prompt(more)
+        parent = (extend(top, prompt(before)) or top)[-KEY_BYTES:]
+        path, reserved = self.oracle.found(top, before + more)
+        reachable = len(path) >= len(before) if before else top in self.known
+        missing = (before + more)[len(path) :]
+        takes = reachable and missing and not reserved and not self.oracle.rules.has_states
+        if takes:
+            self.oracle.pin(path)
+            takes = len(missing) <= self.oracle.room()
+        elif not reachable or self.oracle.rules.has_states or not missing:
+            path = []
+        else:
+            self.oracle.pin(path)
+        got = self.planner.offered(rank, CacheOffer(parent, extend(parent, ids), ids.tobytes()))
+        assert bool(takes) == (got is not None)
+        if got is None:
+            self.oracle.unpin(path)
+            return
+        assert got.keys == extend(top, prompt(before + more))[len(path) * KEY_BYTES :]
+        plan = self.stores(got.plan, rank, path, missing, top=top, store=got.store)
+        plan.loading, plan.storing = False, True
+
+    # ---- answers ----
+
+    @rule(data=st.data(), rank=RANKS, fails=SELDOM)
+    def loaded(self, data: st.DataObject, rank: int, fails: bool) -> None:
+        name = self.pick(data, rank, loading=True)
+        if name is not None:
+            load = self.oracle.plans[name].load
+            self.answer_load(name, data.draw(st.integers(0, load)) if fails and load else -1)
+
+    def answer_load(self, name: int, bad: int) -> None:
+        plan = self.oracle.plans[name]
+        event = CacheLoaded(name, host_tokens=plan.load * PAGE_TOKENS, bad=bad)
+        self.planner.loaded(1 - plan.rank, event)  # another rank's answer means nothing
+        self.planner.loaded(plan.rank, event)
+        self.oracle.end_load(plan, bad)
+        self.finish(name)
+
+    @rule(data=st.data(), rank=RANKS, fails=st.booleans())
+    def stored(self, data: st.DataObject, rank: int, fails: bool) -> None:
+        name = self.pick(data, rank, storing=True)
+        if name is not None:
+            plan = self.oracle.plans[name]
+            pages = data.draw(st.integers(0, len(plan.stored))) if fails else len(plan.stored)
+            states = [state.slot for state in plan.states if not fails or data.draw(st.booleans())]
+            self.answer_store(name, pages, states)
+
+    def answer_store(self, name: int, pages: int, states: list[int]) -> None:
+        plan = self.oracle.plans[name]
+        sums = np.arange(pages, dtype=np.uint64).tobytes()
+        self.planner.stored(plan.rank, CacheStored(name, pages, sums, tuple((slot, 9) for slot in states)))
+        self.oracle.end_store(plan, pages, set(states))
+        self.finish(name)
+
+    def finish(self, name: int) -> None:
+        plan = self.oracle.plans[name]
+        assert all(plan.told) or plan.storing
+        if not plan.loading and not plan.storing:
+            self.oracle.close(name)
+
+    @rule(data=st.data(), rank=RANKS)
+    def withdraw(self, data: st.DataObject, rank: int) -> None:
+        name = self.pick(data, rank, loading=True)
+        if name is not None:
+            plan = self.oracle.plans[name]
+            self.planner.withdraw(name)
+            self.oracle.close(name)
+            assert all(plan.told)
+
+    @rule(data=st.data(), rank=RANKS)
+    def wait(self, data: st.DataObject, rank: int) -> None:
+        name = self.pick(data, rank)
+        if name is None:
+            self.planner.settled(10**9, lambda: None)
+            return
+        plan = self.oracle.plans[name]
+        at = len(plan.told)
+        plan.told.append(False)
+
+        def tell() -> None:
+            assert not plan.told[at]
+            plan.told[at] = True
+
+        self.planner.settled(name, tell)
+        assert plan.told[at] != plan.storing
+
+    # ---- losses ----
+
+    @rule(rank=RANKS, now=SELDOM)
+    def drop_rank(self, rank: int, now: bool) -> None:
+        if not now:
+            return
+        self.planner.drop_rank(rank)
+        for name in [name for name, plan in self.oracle.plans.items() if plan.rank == rank]:
+            told = self.oracle.plans[name].told
+            self.oracle.close(name)
+            assert all(told)
+
+    @rule(data=st.data(), now=SELDOM)
+    def invalidate(self, data: st.DataObject, now: bool) -> None:
+        if not now:
+            return
+        slot = data.draw(st.integers(0, self.oracle.total - 1))
+        self.planner.invalidate(slot)
+        for page in [page for page in self.oracle.pages if page.slot == slot]:
+            self.oracle.doom(page)
+
+    @rule(now=SELDOM)
+    def reset(self, now: bool) -> None:
+        if not now:
+            return
+        assert self.planner.reset() == self.oracle.reset()
+        self.epoch += 1
+        self.known.clear()
+
+    @rule()
+    def scrub(self) -> None:
+        got = self.planner.scrub.next_to_scrub()
+        if got is not None:
+            path = next(page for page in self.oracle.pages if page.slot == got[0]).path()
+            assert path[-1].owner is None
+            self.oracle.pin(path)
+            self.scrubbed[got[0]] = path
+
+    @precondition(lambda self: self.scrubbed)
+    @rule(bad=SELDOM)
+    def scrub_done(self, bad: bool) -> None:
+        slot, path = self.scrubbed.popitem()
+        self.planner.scrub.done(slot, not bad)
+        if bad:
+            self.oracle.doom(path[-1])
+        for page in path:
+            page.loose = True  # it may have lost its place while it was held
+        self.oracle.unpin(path, used=False)
+
+    @precondition(lambda self: self.scrubbed_state is None)
+    @rule()
+    def scrub_state(self) -> None:
+        ready = [state for state in self.oracle.states if state.owner is None and not state.dropped]
+        got = self.planner.scrub_states.next_to_scrub()
+        assert (got is not None) == bool(ready)
+        if got is not None:
+            (self.scrubbed_state,) = (state for state in ready if (state.slot, 9) == got)
+
+    @precondition(lambda self: self.scrubbed_state is not None)
+    @rule(bad=SELDOM)
+    def scrub_state_done(self, bad: bool) -> None:
+        state, self.scrubbed_state = self.scrubbed_state, None
+        assert state is not None
+        assert self.planner.scrub_states.done(state.slot, not bad) == (not state.dropped)
+        if bad and not state.dropped:
+            self.oracle.drop_state(state)
+
+    @invariant()
+    def whole(self) -> None:
+        if hasattr(self, "planner"):
+            check_planner(self.planner)
+            assert self.planner.pages_used == len(self.oracle.pages)
+            assert self.planner.states_used == len(self.oracle.states)
+            assert self.planner.index.room == self.oracle.room()
