@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -181,11 +182,13 @@ def _lines(detokenizer: Detokenizer, token: int) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # what others do on a collection is no work of ours
     sys.settrace(trace)  # type: ignore[arg-type]
     try:
         detokenizer.push([token])
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 
