@@ -64,7 +64,8 @@ class FakeEngine:
         self._budget = launch.max_num_batched_tokens
         self._pages: U64 = np.zeros((blocks, BLOCK_TOKENS), np.uint64)
         self._blocks = BlockManager(blocks)
-        self._offload = Offload(self._blocks, keep_tokens=self._facts.keep_tokens, has_states=stateful)
+        staging = self._states.staging if self._states is not None else None
+        self._offload = Offload(self._blocks, keep_tokens=self._facts.keep_tokens, staging=staging)
         self._waiting: deque[_Waiting] = deque()
         self._rows = Rows(launch.max_num_seqs, -(-self._facts.max_model_len // BLOCK_TOKENS))
         self._loading: dict[int, Prefix] = {}  # by row: these take no part in steps
@@ -231,7 +232,7 @@ class FakeEngine:
         prefix, length = self._rows.prefix[row], int(self._rows.length[row])
         if prefix is not None:
             ids = tokens_of(self._entries(row, 0, length // BLOCK_TOKENS))
-            self._offload.end(prefix, ids, self._rows.held[row])
+            self._offload.end(prefix, ids, self._rows.held[row], self._state_row(row))
         self._release(row)
 
     def _regroup(self) -> None:
@@ -288,12 +289,20 @@ class FakeEngine:
         entry = mix(token | (run.position << np.uint64(32)))
         self._pages[run.next_blocks(self._rows), run.position % np.uint64(BLOCK_TOKENS)] = entry
         run.advance(entry)
+        if self._states is not None:
+            self._advance(self._states, run)
         records = run.records(token, is_eos)
         events = self._top_logprobs(run, records) if run.wants_top else []
         for row in run.rows[records["finish"] != GOES_ON].tolist():
             self._finish(row)
         self._decode_tokens += len(records)
         return records, events
+
+    def _advance(self, states: RollingStates, run: Running) -> None:
+        """Take in the pages that this step has filled."""
+        for at in np.flatnonzero(run.position % np.uint64(BLOCK_TOKENS) == 0).tolist():
+            row, page = int(run.rows[at]), int(run.position[at]) // BLOCK_TOKENS - 1
+            states.advance(row, page, self._entries(row, page, page + 1))
 
     def _draw(self, run: Running) -> tuple[U64, npt.NDArray[np.bool_] | None]:
         """The next tokens, and which of them end their answer; None when none may."""

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 
 from engine.fake_rows import BLOCK_TOKENS
-from engine.fake_states import FIRST_STATE, KEEP_TOKENS, RING, STATE_BYTES, STATE_WINDOW
+from engine.fake_states import FIRST_STATE, KEEP_TOKENS, RING, STAGED, STATE_BYTES, STATE_WINDOW
 from ipc.messages import Facts, Launch
 
 ENTRY_BYTES: Final = 8
@@ -87,7 +87,7 @@ def facts_of(launch: Launch, model: FakeModel, blocks: int, has_states: bool) ->
     return msgspec.structs.replace(
         facts,
         state_bytes=STATE_BYTES,
-        num_states=launch.max_num_seqs * RING,
+        num_states=launch.max_num_seqs * RING + STAGED,
         state_window=STATE_WINDOW,
         first_state=FIRST_STATE,
         keep_tokens=KEEP_TOKENS,

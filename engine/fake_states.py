@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.fake_rows import U64, mix
+from engine.staging import STATES_PER_ANSWER, Staging
 
 WORDS: Final = 8
 STATE_BYTES: Final = 8 * WORDS
@@ -21,15 +22,18 @@ STATE_WINDOW: Final = 652
 FIRST_STATE: Final = 256
 # Boundaries in a window of 652 tokens are six at most; a state that is loaded lies among them or before.
 RING: Final = 8
+# Rows for states of ended answers: those of eight, which is more than end while an offer is on its way.
+STAGED: Final = 8 * STATES_PER_ANSWER
 
 _LANES: Final = np.arange(1, WORDS + 1, dtype=np.uint64)
 
 
 class RollingStates:
-    """State rows of up to `count` sequences; `rows` is [count * RING, STATE_BYTES] bytes."""
+    """State rows of up to `count` sequences, and STAGED more; `rows` is [count * RING + STAGED, STATE_BYTES] bytes."""
 
     def __init__(self, count: int) -> None:
-        self._words: U64 = np.zeros((count * RING, WORDS), np.uint64)
+        self._words: U64 = np.zeros((count * RING + STAGED, WORDS), np.uint64)
+        self.staging: Final = Staging(count * RING, STAGED, self._copy, first_state=FIRST_STATE, window=STATE_WINDOW)
 
     @property
     def rows(self) -> npt.NDArray[np.uint8]:
@@ -53,3 +57,6 @@ class RollingStates:
         """What the state behind so many pages adds to an answer."""
         words: U64 = mix(self._words[self.row(sequence, pages)] * _LANES)
         return np.uint64(np.bitwise_xor.reduce(words))
+
+    def _copy(self, at: int, to: int) -> None:
+        self._words[to] = self._words[at]

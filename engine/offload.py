@@ -17,15 +17,13 @@ from engine.blocks import BlockManager
 from engine.budget import Budget
 from engine.copies import Load, Loads, Store, Stores
 from engine.prefix import Int32, Prefix, split, stores_anything
+from engine.staging import Staging
 from hicache.keys import PAGE_TOKENS
 from hicache.transfer import Transfer
 from ipc.messages import CacheOffer, CachePlan, CacheStore, CacheStored, Event
 
 # Nothing wakes an engine whose copies end on the device: it looks again after this long.
 TICKET_PAUSE_S: Final = 0.0002
-
-_NO_SLOTS: Final = np.empty(0, np.uint32)
-_NO_ROWS: Final = np.empty(0, np.int32)
 
 StateRow = Callable[[int], int]
 """Of one sequence: pages before a state -> the device row it has there."""
@@ -47,12 +45,13 @@ class _Copying(NamedTuple):
 
 
 class Offload:
-    """Carries out the plans of one engine's requests. `has_states`: a prefix is its pages and the state behind them."""
+    """Carries out the plans of one engine's requests. `staging`: a prefix is its pages and the state behind them."""
 
-    def __init__(self, blocks: BlockManager, *, keep_tokens: int = 1, has_states: bool = False) -> None:
+    def __init__(self, blocks: BlockManager, *, keep_tokens: int = 1, staging: Staging | None = None) -> None:
         self._blocks = blocks
         self._keep_tokens = keep_tokens
-        self._has_states = has_states
+        self._staging = staging
+        self._has_states = staging is not None
         self._copying: _Copying | None = None  # None: no plan can come
         self._epoch = 0
         self._events: list[Event] = []
@@ -135,17 +134,18 @@ class Offload:
         if prefix.computed:
             self._know(prefix, tokens, blocks)
 
-    def end(self, prefix: Prefix | None, tokens: Int32, blocks: list[int]) -> None:
+    def end(self, prefix: Prefix | None, tokens: Int32, blocks: list[int], state_row: StateRow | None = None) -> None:
         """Came to its end with these tokens computed, its blocks still held: they stay to be found, new ones are
-        offered."""
+        offered, with the states that are still there."""
         if prefix is None:
             return
         self._know(prefix, tokens, blocks)
         first, pages = prefix.prompt_pages, len(tokens) // PAGE_TOKENS
-        if pages > first and prefix.epoch == self._epoch and not self._has_states:
+        if pages > first and prefix.epoch == self._epoch:
             parent = prefix.keys[first - 1] if first else prefix.plan.root
             ids = tokens[first * PAGE_TOKENS : pages * PAGE_TOKENS].astype("<i4")
-            self._events.append(CacheOffer(parent, b"".join(prefix.keys[first:pages]), ids.tobytes()))
+            states = self._stage(first, len(tokens), state_row)
+            self._events.append(CacheOffer(parent, b"".join(prefix.keys[first:pages]), ids.tobytes(), states))
 
     def close(self, prefix: Prefix | None) -> None:
         """The request is gone, for whatever reason, its blocks still held: what its plan is owed is answered."""
@@ -160,11 +160,14 @@ class Offload:
     def store(self, command: CacheStore) -> None:
         """See `Engine.store`."""
         blocks = self._blocks.follow(split(command.keys))
-        if self._copying is None or not blocks:
+        states = [(row, slot) for name, slot in command.states if (row := self._staged(name)) >= 0]
+        if self._copying is None or not (blocks or states):
             self._events.append(CacheStored(command.plan))
             return
         slots = np.frombuffer(command.store, "<u4")[: len(blocks)]
-        self._copying.stores.add(Store(command.plan, blocks, slots, _NO_SLOTS, _NO_ROWS))
+        rows = np.array([row for row, _ in states], np.int32)
+        state_slots = np.array([slot for _, slot in states], np.uint32)
+        self._copying.stores.add(Store(command.plan, blocks, slots, state_slots, rows))
 
     def forget(self) -> None:
         """See `Engine.forget`. Pages of requests that came before are not made known later either."""
@@ -235,6 +238,16 @@ class Offload:
         begun, ended = copying.stores.advance(pages)
         copying.budget.spend(begun, start)
         self._events += ended
+
+    def _stage(self, prompt_pages: int, tokens: int, state_row: StateRow | None) -> tuple[tuple[int, int], ...]:
+        """Keep what states an answer has left: (pages of the answer before it, its name)."""
+        if self._staging is None or state_row is None:
+            return ()
+        boundaries = self._staging.boundaries(prompt_pages, tokens)
+        return tuple((pages - prompt_pages, self._staging.put(state_row(pages))) for pages in boundaries)
+
+    def _staged(self, name: int) -> int:
+        return -1 if self._staging is None else self._staging.find(name)
 
     def _know(self, prefix: Prefix, tokens: Int32, blocks: list[int]) -> None:
         """The whole pages of these tokens are in the first of these blocks."""

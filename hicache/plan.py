@@ -155,9 +155,9 @@ class Planner:
             self._end(hold)
 
     def offered(self, rank: int, event: CacheOffer) -> CacheStore | None:
-        """Where the offered pages go; None: they are here or on their way, are too many, or nothing leads to them."""
+        """Where what is offered goes; None: it is here or on its way, is too much, or nothing leads to it."""
         keys = self._proven_keys(rank, event)
-        if not keys or self.rules.has_states:
+        if not keys or (self.rules.has_states and not event.states):  # pages alone help nobody then
             return None
         path = NO_SLOTS if event.parent in self._roots else self.index.find(event.parent)
         if not path.size and event.parent not in self._roots:
@@ -166,17 +166,21 @@ class Planner:
         pages = np.frombuffer(event.ids, np.int32)[: len(keys) // KEY_BYTES * PAGE_TOKENS].reshape(-1, PAGE_TOKENS)
         words = key_words(keys)
         ready, reserved = self.index.match(event.parent, words, pages, after)
-        found = len(ready)
-        if found == len(pages):
+        found, states = len(ready), {len(path) + pages: name for pages, name in event.states}
+        if found == len(pages) and not states:
             return None
         hold = self._open(rank, np.concatenate([path, ready]))
         evicted = self.index.evicted.total, self.index.states.evicted
-        self._reserve(hold, event.parent, words[found:], pages[found:], being_stored=bool(reserved.size))
+        if found < len(pages):
+            self._reserve(hold, event.parent, words[found:], pages[found:], being_stored=bool(reserved.size))
+        kept = hold.reserve_states(sorted(states, reverse=True))
         self._count_evicted(rank, *evicted)
         if not hold.storing:
             self._end(hold)
             return None
-        return CacheStore(hold.name, keys[found * KEY_BYTES :], hold.slots.astype(np.uint32).tobytes())
+        store = hold.slots.astype(np.uint32).tobytes()
+        more = keys[found * KEY_BYTES :] if store else b""
+        return CacheStore(hold.name, more, store, tuple((states[pages], slot) for pages, slot in kept))
 
     def storing(self, parent: bytes) -> int | None:
         """The plan that is storing the page of this key: an offer behind it is declined until that has `settled`."""
@@ -246,14 +250,14 @@ class Planner:
             self._looker.first_pages.add(pages[0], int(hold.slots[0]))
 
     def _proven_keys(self, rank: int, event: CacheOffer) -> bytes:
-        """The keys of an offer, if they are what its tokens make them."""
+        """The keys of an offer, if they are what its tokens make them and its states lie behind its pages."""
         keys = b""
         if len(event.parent) == KEY_BYTES and len(event.ids) % ID_BYTES == 0:
             keys = extend(event.parent, np.frombuffer(event.ids, np.int32))
-        if keys and keys == event.keys:
+        if keys and keys == event.keys and all(0 < pages * KEY_BYTES <= len(keys) for pages, _ in event.states):
             return keys
         self.rank_counts(rank).errors += 1
-        log.warning("rank %d offered %d bytes of ids with keys that do not fit them", rank, len(event.ids))
+        log.warning("rank %d offered %d bytes of ids with keys or states that do not fit", rank, len(event.ids))
         return b""
 
     def _boundaries(self, tokens: int, load: int) -> list[int]:

@@ -102,11 +102,12 @@ class CacheAttach(msgspec.Struct, frozen=True, tag=4):
 
 
 class CacheStore(msgspec.Struct, frozen=True, tag=5):
-    """Store pages that were offered, as far as the device still has them. Answered by one CacheStored."""
+    """Store pages and states that were offered, as far as the device still has them. Answered by one CacheStored."""
 
     plan: int
     keys: bytes  # 16 bytes a page
     store: bytes  # uint32 host slots
+    states: tuple[tuple[int, int], ...] = ()  # (name in the offer, host state slot)
 
 
 class CacheForget(msgspec.Struct, frozen=True, tag=6):
@@ -213,11 +214,15 @@ class CacheStored(msgspec.Struct, frozen=True, tag=23):
 
 
 class CacheOffer(msgspec.Struct, frozen=True, tag=24):
-    """Whole pages that an ended request computed beyond those of its prompt; for a while the device still has them."""
+    """Whole pages that an ended request computed beyond those of its prompt, and states behind some of them.
+
+    For a while the device still has them.
+    """
 
     parent: bytes  # key of the page before them, or the root
     keys: bytes  # 16 bytes a page
     ids: bytes  # their tokens, little-endian int32
+    states: tuple[tuple[int, int], ...] = ()  # (pages of these before the state, its name)
 
 
 class Failed(msgspec.Struct, frozen=True, tag=20):

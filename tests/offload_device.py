@@ -11,6 +11,7 @@ import numpy as np
 from engine.blocks import BlockManager, Int32
 from engine.offload import Offload, StateRow
 from engine.prefix import Prefix, split
+from engine.staging import Staging
 from hicache.faults import Faults, FaultyTransfer
 from hicache.keys import PAGE_TOKENS, extend
 from hicache.pool import PoolFiles
@@ -21,6 +22,9 @@ from ipc.messages import CacheOffer, CachePlan
 ROOT: Final = b"root of a caller"
 PAGE_BYTES: Final = 64
 STATE_BYTES: Final = 16
+# Of the device: a row for each boundary of the one sequence, and rows for states of those that ended.
+STATE_ROWS: Final = 8
+STAGED: Final = 3
 
 
 class Device:
@@ -30,12 +34,13 @@ class Device:
         self.files = PoolFiles.create()
         self.pool = self.files.size(PoolShape(16, PAGE_BYTES, 4, STATE_BYTES))
         self.pages = np.repeat(np.arange(blocks, dtype=np.uint8)[:, None], PAGE_BYTES, axis=1)
-        self.states = np.zeros((8, STATE_BYTES), np.uint8)
+        self.states = np.zeros((STATE_ROWS + STAGED, STATE_BYTES), np.uint8)
         self.pool.pages[:] = np.arange(100, 116, dtype=np.uint8)[:, None]
         self.pool.states[:] = np.arange(200, 204, dtype=np.uint8)[:, None]
         self.blocks = BlockManager(blocks)
         self.has_states = states
-        self.offload = Offload(self.blocks, has_states=states)
+        staging = Staging(STATE_ROWS, STAGED, self._copy_state, first_state=0, window=10 * PAGE_TOKENS)
+        self.offload = Offload(self.blocks, staging=staging if states else None)
         transfer = CpuTransfer(self.pages, self.states if states else None, self.pool)
         transfer.bytes_per_second = 1.0  # a step beside decodes moves one page
         self.transfer: Transfer = FaultyTransfer(transfer, faults, self.pool) if faults else transfer
@@ -47,6 +52,9 @@ class Device:
     def answers(self) -> list[Any]:
         """Events so far, offers left out."""
         return [event for event in self.offload.take_events() if not isinstance(event, CacheOffer)]
+
+    def _copy_state(self, at: int, to: int) -> None:
+        self.states[to] = self.states[at]
 
     def close(self) -> None:
         self.offload.detach()
@@ -89,7 +97,7 @@ class Admitted:
         self.device.offload.computed(self.prefix, self.held, self._state_row())
 
     def end(self) -> None:
-        self.device.offload.end(self.prefix, self.tokens, self.held)
+        self.device.offload.end(self.prefix, self.tokens, self.held, self._state_row())
         self.leave()
 
     def leave(self) -> None:

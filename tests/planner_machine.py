@@ -142,12 +142,8 @@ class PlannerMachine(RuleBasedStateMachine):
         lacking = letters[len(ready) :] if not reserved else ""
         plan = self.stores(got.plan, rank, ready, lacking, top=look.root, store=got.store)
         plan.load, plan.load_state = hit, state
-        held = [*ready, *plan.stored]
-        wanted = self.oracle.boundaries(len(look.ids), held, hit)
-        for pages, slot in got.store_states:
-            assert pages == wanted.pop(0)
-            plan.states.append(self.oracle.reserve_state(got.plan, held[pages - 1], slot))
-        assert not wanted or not self.oracle.can_reserve_state()
+        wanted = self.oracle.boundaries(len(look.ids), [*ready, *plan.stored], hit)
+        self.stores_states(got.plan, list(got.store_states), wanted)
         plan.storing = bool(plan.stored or plan.states)
 
     def stores(self, name: int, rank: int, path: list[Any], letters: str, *, top: bytes, store: bytes) -> Plan:
@@ -173,30 +169,46 @@ class PlannerMachine(RuleBasedStateMachine):
         self.oracle.plans[name] = plan
         return plan
 
-    @rule(rank=RANKS, caller=CALLERS, before=LETTERS, more=st.text("ab", min_size=1, max_size=3))
-    def offer(self, rank: int, caller: bytes, before: str, more: str) -> None:
-        top = self.root(caller)
-        ids = prompt(more)
+    @rule(
+        rank=RANKS,
+        caller=CALLERS,
+        before=LETTERS,
+        more=st.text("ab", min_size=1, max_size=3),
+        behind=st.sets(st.integers(1, 3)),
+    )
+    def offer(self, rank: int, caller: bytes, before: str, more: str, behind: set[int]) -> None:
+        stateful, top, ids = self.oracle.rules.has_states, self.root(caller), prompt(more)
         parent = (extend(top, prompt(before)) or top)[-KEY_BYTES:]
+        states = [len(before) + at for at in behind if stateful and at <= len(more)]
         path, reserved = self.oracle.found(top, before + more)
-        reachable = len(path) >= len(before) if before else top in self.known
         missing = (before + more)[len(path) :]
-        takes = reachable and missing and not reserved and not self.oracle.rules.has_states
-        if takes:
-            self.oracle.pin(path)
-            takes = len(missing) <= self.oracle.room()
-        elif not reachable or self.oracle.rules.has_states or not missing:
-            path = []
+        if not (len(path) >= len(before) if before else top in self.known) or not (states if stateful else missing):
+            path, missing, lacking = [], "", []
         else:
             self.oracle.pin(path)
-        got = self.planner.offered(rank, CacheOffer(parent, extend(parent, ids), ids.tobytes()))
-        assert bool(takes) == (got is not None)
+            missing = "" if reserved or len(missing) > self.oracle.room() else missing
+            have = [bool(page.state) for page in path] + [False] * len(missing)
+            lacking = [at for at in sorted(states, reverse=True) if at <= len(have) and not have[at - 1]]
+        told = tuple((at - len(before), 100 + at) for at in states)
+        takes = bool(missing or (lacking and self.oracle.can_reserve_state()))
+        got = self.planner.offered(rank, CacheOffer(parent, extend(parent, ids), ids.tobytes(), told))
+        assert takes == (got is not None)
         if got is None:
             self.oracle.unpin(path)
             return
-        assert got.keys == extend(top, prompt(before + more))[len(path) * KEY_BYTES :]
+        assert got.keys == extend(top, prompt(before + more))[len(path) * KEY_BYTES :][: len(missing) * KEY_BYTES]
         plan = self.stores(got.plan, rank, path, missing, top=top, store=got.store)
         plan.loading, plan.storing = False, True
+        self.stores_states(got.plan, [(name - 100, slot) for name, slot in got.states], lacking)
+
+    def stores_states(self, name: int, got: list[tuple[int, int]], wanted: list[int]) -> None:
+        """The oracle follows a plan that stores states at these boundaries, and as many as there is room for."""
+        plan = self.oracle.plans[name]
+        held = [*plan.path, *plan.stored]
+        for pages, slot in got:
+            assert pages == wanted.pop(0)
+            plan.states.append(self.oracle.reserve_state(name, held[pages - 1], slot))
+        assert not wanted or not self.oracle.can_reserve_state()
 
     # ---- answers ----
 

@@ -123,6 +123,24 @@ def test_a_turn_hits_on_another_engine_than_stored_it(model: Path, stateful: boo
         assert server.hit(0) == (0, 640 if stateful else 768)
 
 
+@pytest.mark.parametrize("answer", [300, 1000])
+def test_what_an_answer_added_is_reused_by_the_next_turn(model: Path, stateful: bool, answer: int) -> None:
+    """On the engine that answered and on another one. One that goes on from the middle needs a state from there."""
+    with served(model, stateful=stateful) as server:
+        talk, alone = talk_of(server, max_tokens=answer), uncached(model, stateful)
+        prompt = talk.new_tokens(500)
+        server.submit(0, request(0, prompt, answer))
+        said = prompt + run(server, 0)[0]
+        whole = len(said) // 128 * 128
+        middle = 384 if stateful else whole - 256  # the prompt's last boundary
+        cuts = [(0, None, whole), (1, None, whole), (0, whole - 9, whole - 128), (1, whole - 130, middle)]
+        for rank, cut, reused in cuts:
+            following = request(0, said[:cut] + talk.new_tokens(200), 12)
+            server.submit(rank, following)
+            assert run(server, rank)[0] == answer_alone(alone, following)
+            assert sum(server.hit(0)) == reused
+
+
 HARMS = [("page", False), ("page", True), ("state", True)]
 
 

@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipc.messages import CacheLoaded, CacheOffer, CacheStore, CacheStored
-from tests.offload_device import PAGE_BYTES, Admitted, Device, answers_to_the_end, device_of, keys_of, plan_of, prompt
+from tests.offload_device import (
+    PAGE_BYTES,
+    STATE_ROWS,
+    Admitted,
+    Device,
+    answers_to_the_end,
+    device_of,
+    keys_of,
+    plan_of,
+    prompt,
+)
 
 
 def bytes_of(device: Device, blocks: list[int]) -> list[int]:
@@ -187,6 +197,49 @@ def test_new_pages_are_offered_and_stored_as_far_as_they_are_still_here() -> Non
         assert device.pool.pages[[4, 5], 0].tolist() == held[1:3]
         device.offload.store(CacheStore(6, keys[3], np.array([4], "<u4").tobytes()))
         assert device.answers() == [CacheStored(6)]
+
+
+def test_states_of_an_answer_are_kept_until_the_host_has_room_for_them() -> None:
+    with device_of(blocks=8, states=True) as device:
+        offer = answer(device, 1, first_state=10)
+        assert [pages for pages, _ in offer.states] == [3, 2]  # of the three: behind all, and one before
+        device.states[:STATE_ROWS] = 0  # another sequence has these rows now
+        command = CacheStore(5, offer.keys, np.array([4, 5, 6], "<u4").tobytes(), at_slots(offer, [2, 1]))
+        device.offload.store(command)
+        (stored,) = answers_to_the_end(device)
+        assert (stored.pages, [slot for slot, _ in stored.states]) == (3, [2, 1])
+        assert device.pool.states[[2, 1], 0].tolist() == [14, 13]
+
+
+def answer(device: Device, number: int, first_state: int) -> CacheOffer:
+    """One that adds three pages to its prompt's one; the state behind i pages has bytes `first_state` + i."""
+    tokens = prompt(4)
+    one = device.admit(tokens[:200], plan_of(tokens[:200], number, reuse=False))
+    one.compute()
+    one.tokens, one.held = tokens, one.held + [device.blocks.take() for _ in range(3)]
+    device.states[:STATE_ROWS] = first_state + np.arange(STATE_ROWS)[:, None]
+    one.end()
+    (offer,) = [event for event in device.offload.take_events() if isinstance(event, CacheOffer)]
+    return offer
+
+
+def at_slots(offer: CacheOffer, slots: list[int]) -> tuple[tuple[int, int], ...]:
+    """An answer that has a host slot for each of the offered states."""
+    return tuple((name, slot) for (_, name), slot in zip(offer.states, slots, strict=True))
+
+
+def test_a_state_that_newer_ones_have_driven_out_is_not_stored() -> None:
+    with device_of(blocks=8, states=True) as device:
+        offers = [answer(device, 1, first_state=10), answer(device, 2, first_state=20)]
+        device.offload.store(CacheStore(5, b"", b"", at_slots(offers[0], [3, 0])))
+        device.offload.store(CacheStore(6, b"", b"", at_slots(offers[1], [2, 1])))
+        device.offload.store(CacheStore(7, b"", b"", ((99, 0),)))
+        never, first, second = answers_to_the_end(device)
+        assert never == CacheStored(7)
+        # Three rows: the second answer's two states and one of the first's, whose other one is gone.
+        assert (first.pages, [slot for slot, _ in first.states], device.pool.states[0, 0]) == (0, [0], 13)
+        assert [slot for slot, _ in second.states] == [2, 1]
+        assert device.pool.states[[2, 1, 3], 0].tolist() == [24, 23, 203]
 
 
 def test_what_is_forgotten_is_neither_found_nor_made_known_later() -> None:

@@ -6,16 +6,18 @@ from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend
 from hicache.look import Look, Reason
 from hicache.plan import Planner
 from ipc.messages import CacheOffer, CacheStored
-from tests.cache_calls import MINE, YOURS, finish, ids_of, planner, run, slots, submit, why
+from tests.cache_calls import MINE, WITH_STATES, YOURS, finish, ids_of, planner, run, slots, submit, why
 from tests.cache_invariants import check_planner
 
 # ---- offers ----
 
 
-def offer(cache: Planner, before: str, more: str, *, top: bytes = MINE) -> CacheOffer:
+def offer(
+    cache: Planner, before: str, more: str, *, top: bytes = MINE, states: tuple[tuple[int, int], ...] = ()
+) -> CacheOffer:
     parent = (extend(top, ids_of(before)) or top)[-KEY_BYTES:]
     ids = ids_of(more, tail=0)
-    return CacheOffer(parent, extend(parent, ids), ids.tobytes())
+    return CacheOffer(parent, extend(parent, ids), ids.tobytes(), states)
 
 
 def test_what_was_generated_is_stored_behind_its_prompt() -> None:
@@ -82,12 +84,66 @@ def test_offers_that_lead_nowhere_are_declined() -> None:
         CacheOffer(good.parent, bytes(KEY_BYTES), good.ids),
         CacheOffer(good.parent[1:], good.keys, good.ids),
         CacheOffer(good.parent, good.keys, good.ids[1:]),
+        CacheOffer(good.parent, good.keys, good.ids, ((0, 5),)),  # a state behind none of its pages
+        CacheOffer(good.parent, good.keys, good.ids, ((2, 5),)),
     ):
         assert cache.offered(0, broken) is None
-    assert cache.rank_counts(0).errors == 3
+    assert cache.rank_counts(0).errors == 5
     check_planner(cache)
     submit(cache, "abc")
     assert cache.offered(0, good) is None  # on its way
+
+
+# ---- offers of models with states ----
+
+
+def test_the_state_behind_what_was_generated_is_stored_with_it() -> None:
+    cache = planner(states=8, rules=WITH_STATES)
+    run(cache, "ab")
+    store = cache.offered(0, offer(cache, "ab", "cd", states=((2, 71), (1, 70))))
+    assert store is not None
+    check_planner(cache)
+    assert ([name for name, _ in store.states], len(slots(store.store))) == ([71, 70], 2)
+    sums = tuple((slot, 1000 + name) for name, slot in store.states)
+    cache.stored(0, CacheStored(store.plan, 2, bytes(16), sums[:1]))  # the other one came too late
+    check_planner(cache)
+    assert why(cache, "abcdefg") == (4, Reason.NEVER_STORED)
+    assert why(cache, "abcxyz") == (2, Reason.NO_STATE)
+    following = submit(cache, "abcdefg")
+    assert (following.load_state, following.load_state_sum) == (store.states[0][1], 1071)
+
+
+def test_pages_whose_states_are_gone_are_declined() -> None:
+    cache = planner(states=8, rules=WITH_STATES)
+    run(cache, "ab")
+    assert cache.offered(0, offer(cache, "ab", "cd")) is None
+    assert cache.pages_used == 2
+
+
+def test_a_state_is_stored_behind_pages_that_are_here_without_it() -> None:
+    cache = planner(states=8, rules=WITH_STATES)
+    run(cache, "ab")
+    for states in (((2, 3),), ((2, 8), (1, 7))):
+        store = cache.offered(0, offer(cache, "ab", "cd", states=states))
+        assert store is not None
+        done = len(slots(store.store))
+        cache.stored(0, CacheStored(store.plan, done, bytes(8 * done), tuple((slot, 9) for _, slot in store.states)))
+        check_planner(cache)
+        last = store
+    assert ([name for name, _ in last.states], last.keys, last.store) == ([7], b"", b"")
+    assert cache.offered(0, offer(cache, "ab", "cd", states=((2, 12), (1, 11)))) is None
+    assert (cache.rank_counts(0).states_stored, cache.rank_counts(0).inflight) == (3, 0)
+
+
+def test_a_state_goes_with_pages_that_could_not_be_stored() -> None:
+    cache = planner(states=8, rules=WITH_STATES)
+    run(cache, "ab")
+    before = cache.states_used
+    store = cache.offered(0, offer(cache, "ab", "cd", states=((2, 1), (1, 0))))
+    assert store is not None
+    cache.stored(0, CacheStored(store.plan, 1, bytes(8), tuple((slot, 9) for _, slot in store.states)))
+    check_planner(cache)
+    assert (cache.states_used, why(cache, "abcd", tail=50)[0]) == (before + 1, 3)
 
 
 # ---- conversations and the scrubber ----
