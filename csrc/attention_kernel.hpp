@@ -104,22 +104,41 @@ Matrix values_of(const T* from, std::int64_t stride, std::int64_t dim, std::int6
 
 // ---- what comes next ----
 
-// Asks for rows begin .. end of a block. They lie apart, one head among others: the processor's own prefetch does not
+// Rows of a block that are needed next. They lie apart, one head among others: the processor's own prefetch does not
 // follow, and the arithmetic would wait for memory at the start of each block.
 template <typename T>
-DEEPINFER_INLINE void ask_for(const T* from, std::int64_t stride, std::int64_t dim, std::int64_t begin,
-                              std::int64_t end) {
-    constexpr std::int64_t kLine = 64 / sizeof(T);
-    for (std::int64_t row = begin; row < end; ++row)
-        for (std::int64_t at = 0; at < dim; at += kLine) __builtin_prefetch(from + row * stride + at);
+struct Next {
+    const T* from;
+    std::int64_t stride, dim, rows;
+
+    DEEPINFER_INLINE void ask(std::int64_t begin, std::int64_t end) const {
+        constexpr std::int64_t kLine = 64 / sizeof(T);
+        for (std::int64_t row = begin; row < end; ++row)
+            for (std::int64_t at = 0; at < dim; at += kLine) __builtin_prefetch(from + row * stride + at);
+    }
+};
+
+// `multiply`, asking for memory all along: with each tile of the product for no more than arrives meanwhile.
+template <bool kAdd, typename T>
+void multiply_asking(std::int64_t rows, std::int64_t columns, std::int64_t depth, Matrix a, Matrix b, float* c,
+                     std::int64_t c_stride, const Next<T>& next) {
+    constexpr std::int64_t kPanel = kTileVectors * kLanes;
+    const std::int64_t panels = (columns + kPanel - 1) / kPanel;
+    const std::int64_t tiles = (rows + kTileHeight - 1) / kTileHeight * panels;
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+        const std::int64_t row = tile / panels * kTileHeight, column = tile % panels * kPanel;
+        next.ask(next.rows * tile / tiles, next.rows * (tile + 1) / tiles);
+        multiply<kAdd>(lesser(kTileHeight, rows - row), lesser(kPanel, columns - column), depth,
+                       {a.data + row * a.stride, a.stride}, {b.data + column, b.stride}, c + row * c_stride + column,
+                       c_stride);
+    }
 }
 
 // ---- softmax ----
 
-// Scores of a row -> weights relative to the row's new maximum, and that maximum in the state. Only the columns
-// begin .. end are visible; the others get weight 0.
-void weigh_row(float* scores, std::int64_t columns, std::int64_t begin, std::int64_t end, float softcap,
-               const State& state, std::int64_t row, std::int64_t width) {
+// The lane-wise maximum of a row's scores. Only the columns begin .. end are visible; the others become -infinity.
+DEEPINFER_INLINE Vec greatest_of_row(float* scores, std::int64_t columns, std::int64_t begin, std::int64_t end,
+                                     float softcap) {
     const bool whole = begin <= 0 && end >= columns;
     const IntVec lanes = lane_numbers();
     Vec best = splat(-FLT_MAX);
@@ -134,21 +153,44 @@ void weigh_row(float* scores, std::int64_t columns, std::int64_t begin, std::int
         if (softcap != 0 || !whole) store(scores + at, s);
         best = s > best ? s : best;
     }
-    const float before = state.maximum[row];
-    const float found = maximum_of(best);
-    const float now = found > before ? found : before;
+    return best;
+}
+
+// Scores of a row -> weights relative to `maximum`; returns their lane-wise sum.
+DEEPINFER_INLINE Vec weigh_row(float* scores, std::int64_t columns, float maximum) {
     Vec total = {};
     for (std::int64_t at = 0; at < columns; at += kLanes) {
-        const Vec weight = exponential(load(scores + at) - now);
+        const Vec weight = exponential(load(scores + at) - maximum);
         total += weight;
         store(scores + at, weight);
     }
-    const float shrink = exponential(splat(before - now))[0];
-    state.maximum[row] = now;
-    state.total[row] = state.total[row] * shrink + sum_of(total);
-    if (shrink == 1.0f) return;
-    float* sum = state.sum + row * width;
-    for (std::int64_t at = 0; at < width; at += kLanes) store(sum + at, load(sum + at) * shrink);
+    return total;
+}
+
+// Scores of rows first .. first + count, count <= kLanes -> weights relative to each row's new maximum, which goes into
+// the state. So many rows at a time: what is done across a vector's lanes is done once for all of them.
+void weigh_rows(const View& view, float* scores, std::int64_t first, std::int64_t count, std::int64_t columns,
+                std::int64_t token, std::int64_t tokens, const State& state, std::int64_t width) {
+    Vec lanes[kLanes];
+    for (std::int64_t row = 0; row < kLanes; ++row)
+        lanes[row] = row < count ? greatest_of_row(scores + (first + row) * kBlock, columns,
+                                                   view.begin(first + row) - token,
+                                                   lesser(tokens, view.end(first + row) - token), view.problem.softcap)
+                                 : Vec{};
+    const Vec found = maxima_of(lanes), before = load_some(state.maximum + first, count);
+    const Vec now = found > before ? found : before, shrink = exponential(before - now);
+    store_some(state.maximum + first, now, count);
+    for (std::int64_t row = 0; row < kLanes; ++row)
+        lanes[row] =
+            row < count ? weigh_row(scores + (first + row) * kBlock, columns, state.maximum[first + row]) : Vec{};
+    store_some(state.total + first, load_some(state.total + first, count) * shrink + sums_of(lanes), count);
+    float factors[kLanes];
+    store(factors, shrink);
+    for (std::int64_t row = 0; row < count; ++row) {
+        if (factors[row] == 1.0f) continue;
+        float* sum = state.sum + (first + row) * width;
+        for (std::int64_t at = 0; at < width; at += kLanes) store(sum + at, load(sum + at) * factors[row]);
+    }
 }
 
 void clear(const State& state, std::int64_t rows, std::int64_t width) {
@@ -176,38 +218,40 @@ void attend_tile(const Problem& problem, const Tile& tile, const Scratch& scratc
         const T* next_keys = next_count > 0 ? block_rows<T>(view, problem.k_pages, number + 1, problem.k_dim) : keys_at;
         const T* values_at = block_rows<T>(view, problem.v_pages, number, problem.v_dim);
         pack_keys(keys_at, key_stride, problem.k_dim, count, scratch.keys);
-        multiply<false>(view.rows, columns, problem.k_dim, {scratch.q, problem.k_dim}, {scratch.keys, kBlock},
-                        scratch.scores, kBlock);
-        for (std::int64_t row = 0; row < view.rows; ++row) {
-            ask_for(values_at, value_stride, problem.v_dim, count * row / view.rows, count * (row + 1) / view.rows);
-            ask_for(next_keys, key_stride, problem.k_dim, next_count * row / view.rows,
-                    next_count * (row + 1) / view.rows);
-            weigh_row(scratch.scores + row * kBlock, columns, view.begin(row) - first,
-                      lesser(count, view.end(row) - first), problem.softcap, state, row, width);
-        }
+        multiply_asking<false>(view.rows, columns, problem.k_dim, {scratch.q, problem.k_dim}, {scratch.keys, kBlock},
+                               scratch.scores, kBlock, Next<T>{values_at, value_stride, problem.v_dim, count});
+        for (std::int64_t row = 0; row < view.rows; row += kLanes)
+            weigh_rows(view, scratch.scores, row, lesser(kLanes, view.rows - row), columns, first, count, state, width);
         const Matrix values = values_of(values_at, value_stride, problem.v_dim, value_columns, count, scratch.values);
-        multiply<true>(view.rows, value_columns, count, {scratch.scores, kBlock}, values, state.sum, width);
+        multiply_asking<true>(view.rows, value_columns, count, {scratch.scores, kBlock}, values, state.sum, width,
+                              Next<T>{next_keys, key_stride, problem.k_dim, next_count});
     }
 }
 
 // ---- results ----
 
-float exponential_of(float x) { return exponential(splat(x))[0]; }
-
 void merge(const State& into, const State& other, std::int64_t rows, std::int64_t v_dim) {
     const std::int64_t width = padded(v_dim, kWidest);
-    for (std::int64_t row = 0; row < rows; ++row) {
-        const float a = into.maximum[row], b = other.maximum[row];
-        const float best = a > b ? a : b;
-        const float keep = exponential_of(a - best), take = exponential_of(b - best);
-        float* sum = into.sum + row * width;
-        const float* more = other.sum + row * width;
-        for (std::int64_t at = 0; at < width; at += kLanes)
-            store(sum + at, load(sum + at) * keep + load(more + at) * take);
-        into.total[row] = into.total[row] * keep + other.total[row] * take;
-        into.maximum[row] = best;
+    for (std::int64_t first = 0; first < rows; first += kLanes) {
+        const std::int64_t count = lesser(kLanes, rows - first);
+        const Vec a = load_some(into.maximum + first, count), b = load_some(other.maximum + first, count);
+        const Vec best = a > b ? a : b, keep = exponential(a - best), take = exponential(b - best);
+        store_some(into.maximum + first, best, count);
+        store_some(into.total + first,
+                   load_some(into.total + first, count) * keep + load_some(other.total + first, count) * take, count);
+        float keeps[kLanes], takes[kLanes];
+        store(keeps, keep);
+        store(takes, take);
+        for (std::int64_t row = 0; row < count; ++row) {
+            float* sum = into.sum + (first + row) * width;
+            const float* more = other.sum + (first + row) * width;
+            for (std::int64_t at = 0; at < width; at += kLanes)
+                store(sum + at, load(sum + at) * keeps[row] + load(more + at) * takes[row]);
+        }
     }
 }
+
+float exponential_of(float x) { return exponential(splat(x))[0]; }
 
 template <typename T>
 void finish_tile(const Problem& problem, const Tile& tile, const State& state) {

@@ -17,8 +17,9 @@
 
 namespace deepinfer::attention {
 
-// The tiles of a span are cut along its context until there are about this many pieces, so that one long sequence with
-// few new tokens keeps as many threads busy; a piece is at least a block.
+// The tiles of a span, one for each key head, are cut along its context until there are about this many pieces in all,
+// so that one long sequence with few new tokens keeps many threads busy. More would cost more: each piece begins with
+// memory that nobody has asked for yet, and one thread merges them. A piece is at least a block.
 constexpr std::int64_t kMaxPieces = 32;
 
 // Below this a copy is over before a second thread would have begun.
@@ -110,7 +111,8 @@ class Plan {
         const std::int64_t tokens = problem_.starts[span + 1] - problem_.starts[span];
         const std::int64_t tiles = ceil_div(tokens, Sizes::tokens_of_tile(problem_));
         // Alike, or the threads that get the larger ones end last.
-        const std::int64_t each = ceil_div(tokens, tiles), pieces = std::max<std::int64_t>(1, kMaxPieces / tiles);
+        const std::int64_t each = ceil_div(tokens, tiles);
+        const std::int64_t pieces = std::max<std::int64_t>(1, kMaxPieces / (tiles * problem_.kv_heads));
         for (std::int64_t first = (tokens - 1) / each * each; first >= 0; first -= each) {
             const std::int64_t position = problem_.contexts[span] - tokens + first;
             const std::int64_t count = std::min(each, tokens - first);

@@ -16,12 +16,7 @@ DEEPINFER_INLINE Vec sums_of(const Vec (&vectors)[kCount], int first) {
     Vec square[kLanes];
 #pragma GCC unroll 16
     for (int row = 0; row < kLanes; ++row) square[row] = first + row < kCount ? vectors[first + row] : Vec{};
-    transpose(square);
-#pragma GCC unroll 4
-    for (int half = kLanes / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-        for (int row = 0; row < half; ++row) square[row] += square[row + half];
-    return square[0];
+    return sums_of(square);
 }
 
 // acc += x[kRows, count] weight[kColumns, count]^T, lane by lane; rows of x are `depth` apart, the weight's `stride`.

@@ -77,15 +77,6 @@ DEEPINFER_INLINE float sum_of(Vec v) {
     return part[0];
 }
 
-DEEPINFER_INLINE float maximum_of(Vec v) {
-    float part[kLanes];
-    store(part, v);
-    for (int half = kLanes / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; ++lane)
-            part[lane] = part[lane] > part[lane + half] ? part[lane] : part[lane + half];
-    return part[0];
-}
-
 // The lower halves of a and b (or the upper ones) with their lanes alternating.
 #if DEEPINFER_LANES == 16
 DEEPINFER_INLINE Vec zip_low(Vec a, Vec b) {
@@ -115,6 +106,26 @@ DEEPINFER_INLINE void transpose(Vec (&rows)[kLanes]) {
 #pragma GCC unroll 16
         for (int row = 0; row < kLanes; ++row) rows[row] = next[row];
     }
+}
+
+// The sum of the lanes of each of these vectors.
+DEEPINFER_INLINE Vec sums_of(Vec (&rows)[kLanes]) {
+    transpose(rows);
+#pragma GCC unroll 4
+    for (int half = kLanes / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int row = 0; row < half; ++row) rows[row] += rows[row + half];
+    return rows[0];
+}
+
+// Likewise the greatest.
+DEEPINFER_INLINE Vec maxima_of(Vec (&rows)[kLanes]) {
+    transpose(rows);
+#pragma GCC unroll 4
+    for (int half = kLanes / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int row = 0; row < half; ++row) rows[row] = rows[row] > rows[row + half] ? rows[row] : rows[row + half];
+    return rows[0];
 }
 
 // ---- functions ----
