@@ -86,16 +86,27 @@ async def test_every_offset_of_a_branch_inside_a_page_gives_its_own_answer(serve
 
 async def test_generated_pages_are_cached_for_the_next_turn(server: RunningServer) -> None:
     async with client_of(server) as client:
-        messages = [{"role": "user", "content": "y" * 200}]
-        ids = (await post(client, "/tokenize", messages=messages))["tokens"]
-        fields = {"temperature": 0, "ignore_eos": True, "max_tokens": 3 * PAGE_TOKENS, "logprobs": True}
-        chat = await post(client, CHAT, messages=messages, **fields)
-        await stored(server)
-        said = [token_id(entry) for entry in chat["choices"][0]["logprobs"]["content"]]
-        turn = await ask_both(client, [*ids, *said, *ids])
-        # The last token's own keys and values were never computed.
-        whole = (len(ids) + len(said) - 1) // PAGE_TOKENS * PAGE_TOKENS
-        assert turn.cached == whole > len(ids)
+        await next_turn_reuses_the_answer(client, server)
+
+
+async def test_the_state_behind_an_answer_is_cached_for_the_next_turn(model: Path) -> None:
+    with RunningServer(model, environ=STATES) as server:
+        async with client_of(server) as client:
+            await next_turn_reuses_the_answer(client, server)
+            assert cache_metric(server, "states_loaded_total") == 1
+
+
+async def next_turn_reuses_the_answer(client: aiohttp.ClientSession, server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "y" * 200}]
+    ids = (await post(client, "/tokenize", messages=messages))["tokens"]
+    fields = {"temperature": 0, "ignore_eos": True, "max_tokens": 3 * PAGE_TOKENS, "logprobs": True}
+    chat = await post(client, CHAT, messages=messages, **fields)
+    await stored(server)
+    said = [token_id(entry) for entry in chat["choices"][0]["logprobs"]["content"]]
+    turn = await ask_both(client, [*ids, *said, *ids])
+    # The last token's own keys and values were never computed.
+    whole = (len(ids) + len(said) - 1) // PAGE_TOKENS * PAGE_TOKENS
+    assert turn.cached == whole > len(ids)
 
 
 def token_id(entry: dict[str, Any]) -> int:
