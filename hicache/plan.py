@@ -299,7 +299,7 @@ class Planner:
             counts.hit_tokens += reused
         counts.deferred += event.deferred
         counts.pages_loaded += event.host_tokens // PAGE_TOKENS
-        counts.states_loaded += bool(event.host_tokens and hold.load_state != NO_STATE)
+        counts.states_loaded += bool(reused and hold.load_state != NO_STATE)
         if event.error or event.bad >= 0:
             counts.errors += 1
             log.warning(
