@@ -25,6 +25,7 @@ from tests.cache_oracle import Oracle, Plan, State
 
 LETTERS = st.text("ab", max_size=6)
 LONG = st.text("ab", min_size=2, max_size=7)
+MORE = st.text("ab", min_size=1, max_size=3)
 TAILS = st.sampled_from([1, 0, 100])
 HINTS = st.sampled_from([b"", b"talk"])
 RANKS = st.integers(0, 1)
@@ -169,13 +170,7 @@ class PlannerMachine(RuleBasedStateMachine):
         self.oracle.plans[name] = plan
         return plan
 
-    @rule(
-        rank=RANKS,
-        caller=CALLERS,
-        before=LETTERS,
-        more=st.text("ab", min_size=1, max_size=3),
-        behind=st.sets(st.integers(1, 3)),
-    )
+    @rule(rank=RANKS, caller=CALLERS, before=LETTERS, more=MORE, behind=st.sets(st.integers(1, 3)))
     def offer(self, rank: int, caller: bytes, before: str, more: str, behind: set[int]) -> None:
         stateful, top, ids = self.oracle.rules.has_states, self.root(caller), prompt(more)
         parent = (extend(top, prompt(before)) or top)[-KEY_BYTES:]
@@ -200,6 +195,12 @@ class PlannerMachine(RuleBasedStateMachine):
         plan = self.stores(got.plan, rank, path, missing, top=top, store=got.store)
         plan.loading, plan.storing = False, True
         self.stores_states(got.plan, [(name - 100, slot) for name, slot in got.states], lacking)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), rank=RANKS, more=MORE, behind=st.sets(st.integers(1, 3), min_size=1))
+    def answer(self, data: st.DataObject, rank: int, more: str, behind: set[int]) -> None:
+        caller, letters = data.draw(st.sampled_from(self.asked))
+        self.offer(rank, caller, letters, more, behind)
 
     def stores_states(self, name: int, got: list[tuple[int, int]], wanted: list[int]) -> None:
         """The oracle follows a plan that stores states at these boundaries, and as many as there is room for."""

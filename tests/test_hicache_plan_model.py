@@ -22,7 +22,7 @@ def run(examples: int, steps: int) -> None:
 
 
 def test_planner_does_what_the_oracle_does() -> None:
-    run(examples=50, steps=30)
+    run(examples=250, steps=30)
 
 
 @pytest.mark.soak
