@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.blocks import BlockManager
-from engine.fake_rows import BLOCK_TOKENS, GOES_ON, U64, Rows, Running, entries, mix, tokens_of, weighed
+from engine.fake_memory import FakeMemory
+from engine.fake_rows import BLOCK_TOKENS, GOES_ON, U64, Rows, Running, mix
 from engine.fake_settings import FakeModel, FakePace, facts_of, states_wanted
-from engine.fake_states import RollingStates
-from engine.offload import Offload, StateRow
+from engine.offload import Offload
 from engine.prefix import Int32, Prefix
 from engine.protocol import RequestRefusedError, StartError, StepOutput
 from hicache.opening import open_transfer
@@ -56,15 +56,14 @@ class FakeEngine:
             raise StartError(str(error)) from error
         blocks = launch.num_kv_blocks or DEFAULT_BLOCKS
         stateful = states_wanted() if has_states is None else has_states
-        self._states = RollingStates(launch.max_num_seqs) if stateful else None
+        self._memory = FakeMemory(blocks, launch.max_num_seqs, has_states=stateful)
         self._facts = facts_of(launch, model, blocks, stateful)
         # An answer ends by EOS_ODDS alone: no end of sequence is ever drawn as a word.
         self._words: U64 = np.setdiff1d(np.arange(model.vocab_size), model.eos_ids).astype(np.uint64)
         self._pace = pace or FakePace.from_environment()
         self._budget = launch.max_num_batched_tokens
-        self._pages: U64 = np.zeros((blocks, BLOCK_TOKENS), np.uint64)
         self._blocks = BlockManager(blocks)
-        staging = self._states.staging if self._states is not None else None
+        staging = self._memory.states.staging if self._memory.states is not None else None
         self._offload = Offload(self._blocks, keep_tokens=self._facts.keep_tokens, staging=staging)
         self._waiting: deque[_Waiting] = deque()
         self._rows = Rows(launch.max_num_seqs, -(-self._facts.max_model_len // BLOCK_TOKENS))
@@ -113,9 +112,8 @@ class FakeEngine:
 
     def attach(self, pool: HostPool) -> None:
         """See `Engine.attach`. Raises TransferError."""
-        pages = self._pages.view(np.uint8)
-        states = self._states.rows if self._states is not None else None
-        self._offload.attach(open_transfer(pages, states, pool), self._facts.page_bytes)
+        states = self._memory.states.rows if self._memory.states is not None else None
+        self._offload.attach(open_transfer(self._memory.pages, states, pool), self._facts.page_bytes)
 
     def store(self, command: CacheStore) -> None:
         """See `Engine.store`."""
@@ -159,7 +157,7 @@ class FakeEngine:
 
     def pages(self) -> npt.NDArray[np.uint8]:
         """See `Engine.pages`."""
-        return self._pages.view(np.uint8)
+        return self._memory.pages
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -182,7 +180,7 @@ class FakeEngine:
         self._blocks.share(shared)
         blocks = shared + [self._blocks.take() for _ in range(count - len(shared))]
         self._rows.open(row, request, prefix, blocks, self._facts.max_model_len)
-        self._offload.begin(prefix, len(shared), np.array(blocks, np.int32), self._state_row(row))
+        self._offload.begin(prefix, len(shared), np.array(blocks, np.int32), self._memory.state_row(row))
         if prefix is not None and (prefix.loading or prefix.pages < prefix.shared):
             self._loading[row] = prefix
         else:
@@ -200,15 +198,9 @@ class FakeEngine:
     def _start(self, row: int, pages: int) -> None:
         """The first `pages` are there, the rest is to be computed."""
         self._rows.rest[row] -= pages * BLOCK_TOKENS
-        if self._states is not None and pages == 0:
-            self._states.start(row)
+        if pages == 0:
+            self._memory.start(row)
         self._prefilling = True
-
-    def _state_row(self, row: int) -> StateRow | None:
-        if self._states is None:
-            return None
-        states = self._states
-        return lambda pages: states.row(row, pages)
 
     def _blocks_for(self, request: Submit) -> int:
         tokens = min(len(request.ids) // ID_BYTES + request.max_tokens, self._facts.max_model_len)
@@ -229,10 +221,10 @@ class FakeEngine:
     def _finish(self, row: int) -> None:
         """Its answer is complete."""
         self._regroup()
-        prefix, length = self._rows.prefix[row], int(self._rows.length[row])
+        prefix = self._rows.prefix[row]
         if prefix is not None:
-            ids = tokens_of(self._entries(row, 0, length // BLOCK_TOKENS))
-            self._offload.end(prefix, ids, self._rows.held[row], self._state_row(row))
+            ids = self._memory.tokens(self._rows, row)
+            self._offload.end(prefix, ids, self._rows.held[row], self._memory.state_row(row))
         self._release(row)
 
     def _regroup(self) -> None:
@@ -247,7 +239,7 @@ class FakeEngine:
         waiting = [row for row in np.flatnonzero(rows.live & (rows.rest > 0)).tolist() if row not in self._loading]
         for row in waiting:
             chunk = min(int(rows.rest[row]), budget)
-            self._write(row, int(rows.length[row]) - int(rows.rest[row]), chunk)
+            self._memory.write(rows, row, int(rows.length[row]) - int(rows.rest[row]), chunk)
             rows.rest[row] -= chunk
             budget -= chunk
             if rows.rest[row] == 0:
@@ -258,51 +250,24 @@ class FakeEngine:
         self._prefill_tokens += self._budget - budget
         return self._budget - budget
 
-    def _write(self, row: int, start: int, count: int) -> None:
-        """Compute prompt tokens `start .. start + count`."""
-        where = np.arange(start, start + count)
-        blocks = self._rows.blocks[row, where // BLOCK_TOKENS]
-        self._pages[blocks, where % BLOCK_TOKENS] = entries(self._rows.prompt[row][start : start + count], start)
-        if self._states is not None:
-            for page in range(start // BLOCK_TOKENS, (start + count) // BLOCK_TOKENS):
-                self._states.advance(row, page, self._entries(row, page, page + 1))
-
     def _prefilled(self, row: int) -> None:
         rows = self._rows
         self._regroup()
-        where = np.arange(int(rows.length[row]))
-        read = self._pages[rows.blocks[row, where // BLOCK_TOKENS], where % BLOCK_TOKENS]
-        rows.digest[row] = weighed(read, where).sum(dtype=np.uint64)
-        if self._states is not None:
-            rows.digest[row] ^= self._states.digest(row, len(where) // BLOCK_TOKENS)
-        self._offload.computed(rows.prefix[row], rows.held[row], self._state_row(row))
-
-    def _entries(self, row: int, start: int, end: int) -> U64:
-        """Entries of whole pages `start .. end`, read back."""
-        return self._pages[self._rows.blocks[row, start:end]].reshape(-1)
+        rows.digest[row] = self._memory.digest(rows, row)
+        self._offload.computed(rows.prefix[row], rows.held[row], self._memory.state_row(row))
 
     def _decode(self) -> tuple[npt.NDArray[np.void], list[Event]]:
         if self._running is None:
             self._running = Running(self._rows)
         run = self._running
         token, is_eos = self._draw(run)
-        entry = mix(token | (run.position << np.uint64(32)))
-        self._pages[run.next_blocks(self._rows), run.position % np.uint64(BLOCK_TOKENS)] = entry
-        run.advance(entry)
-        if self._states is not None:
-            self._advance(self._states, run)
+        self._memory.append(self._rows, run, token)
         records = run.records(token, is_eos)
         events = self._top_logprobs(run, records) if run.wants_top else []
         for row in run.rows[records["finish"] != GOES_ON].tolist():
             self._finish(row)
         self._decode_tokens += len(records)
         return records, events
-
-    def _advance(self, states: RollingStates, run: Running) -> None:
-        """Take in the pages that this step has filled."""
-        for at in np.flatnonzero(run.position % np.uint64(BLOCK_TOKENS) == 0).tolist():
-            row, page = int(run.rows[at]), int(run.position[at]) // BLOCK_TOKENS - 1
-            states.advance(row, page, self._entries(row, page, page + 1))
 
     def _draw(self, run: Running) -> tuple[U64, npt.NDArray[np.bool_] | None]:
         """The next tokens, and which of them end their answer; None when none may."""

@@ -18,9 +18,10 @@ from hicache.buckets import Slots, Words, key_words
 from hicache.counts import RankCounts
 from hicache.hold import NO_SUMS, Hold
 from hicache.index import PageIndex
-from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend
+from hicache.keys import PAGE_TOKENS
 from hicache.look import Look, Looker, Reason, Rules
 from hicache.memo import Memo
+from hicache.offers import Offer
 from hicache.pages import NO_PARENT, NO_SLOTS, NO_STATE, Ids
 from hicache.scrub import PageWalk, StateWalk
 from hicache.shape import PoolShape
@@ -32,7 +33,6 @@ __all__ = ["Look", "Planner", "PoolShape", "RankCounts", "Reason", "Rules"]
 # States that one prompt stores: the boundaries nearest to its end, so that a follow-up that changes little of it hits.
 STATES_PER_PROMPT: Final = 4
 SUM_BYTES: Final = 8
-ID_BYTES: Final = 4
 # Roots whose chains may be continued by an offer: one a caller, so far more than are busy at a time.
 KNOWN_ROOTS: Final = 4096
 
@@ -156,31 +156,16 @@ class Planner:
 
     def offered(self, rank: int, event: CacheOffer) -> CacheStore | None:
         """Where what is offered goes; None: it is here or on its way, is too much, or nothing leads to it."""
-        keys = self._proven_keys(rank, event)
-        if not keys or (self.rules.has_states and not event.states):  # pages alone help nobody then
+        try:
+            offer = Offer.proven(event)
+        except ValueError as error:
+            self.rank_counts(rank).errors += 1
+            log.warning("rank %d offered %s", rank, error)
             return None
-        path = NO_SLOTS if event.parent in self._roots else self.index.find(event.parent)
-        if not path.size and event.parent not in self._roots:
+        path = NO_SLOTS if offer.parent in self._roots else self.index.find(offer.parent)
+        if not path.size and offer.parent not in self._roots:
             return None
-        after = int(path[-1]) if path.size else NO_PARENT
-        pages = np.frombuffer(event.ids, np.int32)[: len(keys) // KEY_BYTES * PAGE_TOKENS].reshape(-1, PAGE_TOKENS)
-        words = key_words(keys)
-        ready, reserved = self.index.match(event.parent, words, pages, after)
-        found, states = len(ready), {len(path) + pages: name for pages, name in event.states}
-        if found == len(pages) and not states:
-            return None
-        hold = self._open(rank, np.concatenate([path, ready]))
-        evicted = self.index.evicted.total, self.index.states.evicted
-        if found < len(pages):
-            self._reserve(hold, event.parent, words[found:], pages[found:], being_stored=bool(reserved.size))
-        kept = hold.reserve_states(sorted(states, reverse=True))
-        self._count_evicted(rank, *evicted)
-        if not hold.storing:
-            self._end(hold)
-            return None
-        store = hold.slots.astype(np.uint32).tobytes()
-        more = keys[found * KEY_BYTES :] if store else b""
-        return CacheStore(hold.name, more, store, tuple((states[pages], slot) for pages, slot in kept))
+        return self._accept(rank, offer, path)
 
     def storing(self, parent: bytes) -> int | None:
         """The plan that is storing the page of this key: an offer behind it is declined until that has `settled`."""
@@ -249,16 +234,26 @@ class Planner:
         elif hold.parent == NO_PARENT:
             self._looker.first_pages.add(pages[0], int(hold.slots[0]))
 
-    def _proven_keys(self, rank: int, event: CacheOffer) -> bytes:
-        """The keys of an offer, if they are what its tokens make them and its states lie behind its pages."""
-        keys = b""
-        if len(event.parent) == KEY_BYTES and len(event.ids) % ID_BYTES == 0:
-            keys = extend(event.parent, np.frombuffer(event.ids, np.int32))
-        if keys and keys == event.keys and all(0 < pages * KEY_BYTES <= len(keys) for pages, _ in event.states):
-            return keys
-        self.rank_counts(rank).errors += 1
-        log.warning("rank %d offered %d bytes of ids with keys or states that do not fit", rank, len(event.ids))
-        return b""
+    def _accept(self, rank: int, offer: Offer, path: Slots) -> CacheStore | None:
+        after, words = int(path[-1]) if path.size else NO_PARENT, offer.words
+        ready, reserved = self.index.match(offer.parent, words, offer.pages, after)
+        found = len(ready)
+        # Of a model with states, pages without any help nobody; and those that are here may lack theirs.
+        if not (offer.states if self.rules.has_states else found < len(offer.pages)):
+            return None
+        hold = self._open(rank, np.concatenate([path, ready]))
+        evicted = self.index.evicted.total, self.index.states.evicted
+        if found < len(offer.pages):
+            self._reserve(hold, offer.parent, words[found:], offer.pages[found:], being_stored=bool(reserved.size))
+        states = {len(path) + pages: name for pages, name in offer.states.items()}
+        kept = hold.reserve_states(sorted(states, reverse=True))
+        self._count_evicted(rank, *evicted)
+        if not hold.storing:
+            self._end(hold)
+            return None
+        store = hold.slots.astype(np.uint32).tobytes()
+        keys = offer.keys_from(found) if store else b""
+        return CacheStore(hold.name, keys, store, tuple((states[pages], slot) for pages, slot in kept))
 
     def _boundaries(self, tokens: int, load: int) -> list[int]:
         """Boundaries whose states a prompt stores, in pages, the last one first: the one most likely to be hit.

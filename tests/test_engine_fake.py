@@ -270,7 +270,6 @@ def test_an_answer_tells_its_tokens_back(model: Path) -> None:
     engine.add(request(0, list(range(250)), 134))
     while engine.stats().decode_tokens < 133:
         engine.step()
-    row = int(np.flatnonzero(engine._rows.live)[0])
-    held = tokens_of(engine._entries(row, 0, 2))
+    held = tokens_of(engine.pages().view(np.uint64)[:2].reshape(-1))  # the first blocks that were handed out
     assert held[:250].tolist() == list(range(250))
     assert held[250:].tolist() == answer(engine_of(model), list(range(250)), 6)
