@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
@@ -147,7 +148,8 @@ async def _ask(
     started = time.perf_counter()
     async with session.post(PATH, json=body) as answer:
         if not answer.ok:
-            raise CheckError(await answer.text())
+            hint = " (--api-key)" if answer.status == HTTPStatus.UNAUTHORIZED else ""
+            raise CheckError(f"{await answer.text()}{hint}")
         text, tokens, ttft_s, usage = await _read(answer, started)
         request_id = answer.headers["X-Request-ID"]
     async with session.get(f"{EXPLAIN}/{request_id}") as explained:

@@ -126,7 +126,8 @@ async def _measured(settings: Settings, traces: list[Trace], local: Local) -> tu
     """The settings with what the server told, the records, and how many turns did not fit."""
     async with Client(settings.url, settings.api_key, settings.timeout) as client:
         listed = _chosen(await client.models(), settings.model)
-        settings = replace(settings, model=listed.id, max_context=settings.max_context or listed.max_model_len or 0)
+        context, ranks = settings.max_context or listed.max_model_len or 0, settings.ranks or await client.ranks()
+        settings = replace(settings, model=listed.id, max_context=context, ranks=ranks)
         whole = [session_of(trace) for trace in traces]
         sessions = _fitted(whole, settings, local)
         cut = sum(session.size for session in whole) - sum(session.size for session in sessions)

@@ -166,7 +166,9 @@ def _named(message: str, fields: dict[str, Any]) -> InvalidRequestError:
     text = _PATH.sub("", message)[:REASON_CHARS]
     if not path:
         return InvalidRequestError(text)
-    return InvalidRequestError(f"{path}: {text}, got {_quoted(_at(fields, path))}", path)
+    # Of a wrong type it says "got `str`" itself.
+    got = " " if ", got `" in text else ", got "
+    return InvalidRequestError(f"{path}: {text}{got}{_quoted(_at(fields, path))}", path)
 
 
 def _at(value: Any, path: str) -> object:

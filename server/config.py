@@ -124,7 +124,9 @@ class Config:
         if "" in self.api_key:
             raise ConfigError("--api-key '' is empty: it would let everybody in")
         if self.model and not Path(self.model).is_dir():
-            raise ConfigError(f"--model (or DEEPINFER_HF_MODEL_DIR) {self.model!r} is not a folder")
+            raise ConfigError(
+                f"--model (or DEEPINFER_HF_MODEL_DIR) {self.model!r} is not a folder; models are not downloaded by name"
+            )
 
     def named(self, model: str) -> Config:
         """The same for this model folder, with the name that clients use filled in."""
@@ -177,7 +179,7 @@ _HELP: Final = {
     "max_body_mb": "longest request body in MiB; longer ones get 413",
     "on_rank_failure": "restart a rank that died or hung, or exit with an error",
     "step_timeout": "seconds one engine step may take before its rank counts as hung",
-    "shutdown_timeout": "seconds running requests may take to end after SIGTERM",
+    "shutdown_timeout": "seconds running requests may take to end after SIGTERM or Ctrl-C; the second ends them now",
     "log_interval_steps": "a log line every so many engine steps; 0 is never",
     "metrics_compat": "vllm: the metrics under vLLM's names too, at /metrics; none: nothing there",
 }

@@ -112,7 +112,14 @@ class _Server:
 
     def stop(self, why: str) -> None:
         """First call: finish what runs. Second call: end now."""
-        log.info("%s: %s", why, "ending now" if self._stop.is_set() else "shutting down")
+        if self._stop.is_set():
+            log.info("%s: ending now", why)
+        else:
+            log.info(
+                "%s: shutting down; what is open may take %g s (--shutdown-timeout), a second signal ends it now",
+                why,
+                self._config.shutdown_timeout,
+            )
         (self._stop_now if self._stop.is_set() else self._stop).set()
 
     def fail(self, why: str) -> None:
@@ -149,6 +156,7 @@ class _Server:
             await supervisor.stop()
             if self._pool is not None:
                 self._pool.close()
+        log.info("stopped")
         return self._status
 
     async def _open(self, listener: socket.socket) -> tuple[web.AppRunner, Encoder]:
@@ -244,6 +252,9 @@ def _keys(config: Config) -> Keys:
 def _tls(config: Config) -> ssl.SSLContext | None:
     if not config.ssl_certfile:
         return None
+    for flag, file in (("--ssl-certfile", config.ssl_certfile), ("--ssl-keyfile", config.ssl_keyfile)):
+        if file and not Path(file).is_file():
+            raise ConfigError(f"{flag} {file}: there is no such file")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile or None)

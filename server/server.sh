@@ -35,7 +35,7 @@ start() {
     fi
     pid=$(running_pid)
     if [[ -n $pid ]]; then
-        echo "already running as process $pid" >&2
+        echo "already running as process $pid; stop it first" >&2
         return 1
     fi
     : >"$log_file"

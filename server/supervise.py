@@ -139,13 +139,14 @@ class Supervisor:
             return
         was_ready = rank.state is RankState.READY
         watched.failed_starts = 0 if was_ready else watched.failed_starts + 1
-        message = f"engine rank {rank.index} was lost ({reason})"
+        message = f"engine rank {rank.index} {'was lost' if rank.facts is not None else 'did not start'} ({reason})"
         open_requests = rank.lose(reason, RankLostError(message))
         watched.disconnect()
         assert watched.process is not None
         watched.process.kill()
         self._metrics.rank_failures.inc()
-        log.error("%s; %d open requests ended", message, open_requests)
+        if rank.facts is not None:
+            log.error("%s; %d open requests ended", message, open_requests)
         self._on_lost(rank)
         if self._hopeless(watched):
             self._on_fatal(message)

@@ -160,12 +160,25 @@ async def test_nobody_there_is_no_connection() -> None:
             await client.models()
 
 
+def whole(body: bytes) -> list[bytes]:
+    return [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]
+
+
+@pytest.mark.parametrize(
+    ("body", "ranks"), [(b'{"status": "ok", "total_ranks": 3}', 3), (b"{}", 1), (b"", 1), (b'{"total_ranks": "x"}', 1)]
+)
+async def test_ranks_are_those_that_the_server_tells(body: bytes, ranks: int) -> None:
+    async with server_of(whole(body)) as url, Client(url) as client:
+        assert await client.ranks() == ranks
+    async with Client(url) as client:
+        assert await client.ranks() == 1  # nobody is there any more
+
+
 async def test_models_are_listed_with_their_context() -> None:
     body = b'{"object": "list", "data": [{"id": "m", "max_model_len": 8192}, {"id": "n"}]}'
-    reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b"
-    async with server_of([reply % (len(body), body)]) as url, Client(url + "/v1/") as client:
+    async with server_of(whole(body)) as url, Client(url + "/v1/") as client:
         assert [(one.id, one.max_model_len) for one in await client.models()] == [("m", 8192), ("n", None)]
     for wrong, why in ((b"[]", "no list of models"), (b'{"data": []}', "lists no model")):
-        async with server_of([reply % (len(wrong), wrong)]) as url, Client(url) as client:
+        async with server_of(whole(wrong)) as url, Client(url) as client:
             with pytest.raises(TargetError, match=why):
                 await client.models()

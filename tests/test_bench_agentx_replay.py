@@ -191,4 +191,4 @@ def test_a_report_has_all_settings_but_secrets() -> None:
     unbounded: dict[str, Any] = Settings().public()
     assert unbounded["duration"] is None
     with pytest.raises(OptionError):
-        Settings(ranks=0)
+        Settings(ranks=-1)

@@ -125,8 +125,13 @@ def test_a_certificate_that_cannot_be_used_is_a_configuration_error(
     model: Path, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     missing = str(tmp_path / "missing.pem")
-    for cert, key in ((missing, str(certificate[1])), (str(certificate[0]), missing), (str(certificate[0]), "")):
-        status, log = ended(model, f"--ssl-certfile={cert}", f"--ssl-keyfile={key}")
+    cert, key = map(str, certificate)
+    for given, told in (
+        ((missing, key), f"--ssl-certfile {missing}: there is no such file"),
+        ((cert, missing), f"--ssl-keyfile {missing}: there is no such file"),
+        ((cert, ""), f"--ssl-certfile {cert} without --ssl-keyfile: cannot be used: "),
+        ((key, cert), f"--ssl-certfile {key} --ssl-keyfile {cert}: cannot be used: "),
+    ):
+        status, log = ended(model, f"--ssl-certfile={given[0]}", f"--ssl-keyfile={given[1]}")
         assert status == 2
-        flags = f"--ssl-certfile {cert} --ssl-keyfile {key}" if key else f"--ssl-certfile {cert} without --ssl-keyfile"
-        assert f"error: {flags}: cannot be used: " in log
+        assert f"error: {told}" in log

@@ -121,7 +121,7 @@ def test_a_field_s_range_and_what_its_refusal_says(field: str, good: list[object
 def test_a_refusal_quotes_the_value_and_cuts_a_long_one() -> None:
     assert refused_chat(temperature=3).message.endswith("got 3")
     message = refused_chat(temperature="x" * 1000).message
-    assert message.endswith('got "' + "x" * (QUOTED_CHARS - 1) + "...")
+    assert message == 'temperature: Expected `float`, got `str` "' + "x" * (QUOTED_CHARS - 1) + "..."
 
 
 @pytest.mark.parametrize(

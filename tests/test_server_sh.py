@@ -72,7 +72,7 @@ def test_a_life_from_start_to_stop(script: Script) -> None:
     assert status.returncode == 0
     assert status.stdout.startswith(f"running as process {family[0]}, log in {script.run_dir / 'server.log'}\nready: ")
     again = script.start()
-    assert (again.returncode, again.stderr) == (1, f"already running as process {family[0]}\n")
+    assert (again.returncode, again.stderr) == (1, f"already running as process {family[0]}; stop it first\n")
     stopped = script("stop")
     assert (stopped.returncode, stopped.stdout) == (0, "stopped\n")
     assert not any(map(alive, family))

@@ -20,12 +20,19 @@ from bench.agentx.errors import TargetError
 
 CHAT: Final = "/v1/chat/completions"
 MODELS: Final = "/v1/models"
+HEALTH: Final = "/health"
 # A server that is up answers the list of its models at once.
 MODELS_TIMEOUT_S: Final = 30.0
 # Of an error's body: enough to see what is wrong.
 DETAIL_CHARS: Final = 300
 # One event: a chunk may carry log-probabilities nobody asked for, but nothing grows without bound.
 MAX_EVENT_BYTES: Final = 1 << 24
+
+
+class Health(msgspec.Struct):
+    """How many engine processes share the work, where the server tells."""
+
+    total_ranks: int = 1
 
 
 @dataclass(slots=True)
@@ -145,6 +152,14 @@ class Client:
         if not found:
             raise TargetError(f"--url {self._url}: {url} lists no model")
         return found
+
+    async def ranks(self) -> int:
+        """Ranks that the server has; 1 where it does not tell."""
+        try:
+            async with self._session.get(self._url + HEALTH, timeout=aiohttp.ClientTimeout(MODELS_TIMEOUT_S)) as reply:
+                return max(1, msgspec.json.decode(await reply.read(), type=Health).total_ranks)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+            return 1
 
     async def chat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
         """Send a body with `stream` set and read the answer to its end."""

@@ -44,17 +44,17 @@ class Settings:
     bypass_cache: bool = False
     ignore_eos: bool = True
     timeout: float = 3600.0
-    ranks: int = 1
+    ranks: int = 0  # as many as the server tells
     json: Path | None = None
     plots: Path | None = None
 
     def __post_init__(self) -> None:
         if self.traces is not None and self.synthetic:
             raise OptionError(f"--synthetic {self.synthetic}: traces are already read from {self.traces}")
-        for name in ("lanes", "speedup", "ranks", "timeout", "duration"):
+        for name in ("lanes", "speedup", "timeout", "duration"):
             if not getattr(self, name) > 0:
                 raise OptionError(f"--{name} {getattr(self, name)}: must be above 0")
-        for name in ("sessions", "warmup", "max_requests", "passes", "idle_cap", "max_context"):
+        for name in ("sessions", "warmup", "max_requests", "passes", "idle_cap", "max_context", "ranks"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
         if not 0 < self.scale <= 1:
@@ -97,7 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_target(parser)
     _add_pace(parser)
     add = parser.add_argument_group("what comes out").add_argument
-    add("--ranks", type=int, default=Settings.ranks, metavar="N", help="tokens a second are divided by it")
+    add(
+        "--ranks",
+        type=int,
+        default=Settings.ranks,
+        metavar="N",
+        help="tokens a second are divided by it (default: as the server's /health tells, else 1)",
+    )
     add("--json", type=Path, metavar="FILE", help="figures, settings and one record a request")
     add("--plots", type=Path, metavar="FOLDER", help="pictures as PNG")
     add("--compare", type=Path, nargs=2, metavar=("A", "B"), help="two files of --json side by side; replays nothing")

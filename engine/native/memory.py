@@ -42,7 +42,7 @@ def check_blocks(blocks: int, page_bytes: int) -> None:
     if size > now.available:
         raise LaunchError(
             f"--num-kv-blocks {blocks}: {blocks:,} x {page_bytes:,} bytes = {size:,} bytes, but there are "
-            f"{now.available:,} bytes ({now.source})"
+            f"{now.available:,} bytes ({now.source}), enough for {now.available // page_bytes:,}"
         )
 
 
