@@ -131,11 +131,12 @@ DEEPINFER_INLINE Vec maxima_of(Vec (&rows)[kLanes]) {
 // ---- functions ----
 
 // e^x for x <= 88, within 2 units in the last place; 0 where the result would not be a normal number; NaN stays NaN.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series, whose first left-out term is below 1.3e-7; n goes into
-// the exponent bits. Adding 1.5 * 2^23 rounds to an integer that then stands in the lowest bits.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series, whose first left-out term is below 1.3e-7. Adding
+// 1.5 * 2^23 + 127 rounds to an integer, and n + 127 then stands in the lowest bits: moved up it is the exponent of 2^n.
+// A product, not a sum of bits: whatever bits a NaN leaves there, the result is one.
 DEEPINFER_INLINE Vec exponential(Vec x) {
-    const Vec shifted = x * 1.44269504f + 12582912.0f;
-    const Vec n = shifted - 12582912.0f;
+    const Vec shifted = x * 1.44269504f + 12583039.0f;
+    const Vec n = shifted - 12583039.0f;
     const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     Vec p = r * (1.0f / 720) + (1.0f / 120);
     p = p * r + (1.0f / 24);
@@ -143,7 +144,7 @@ DEEPINFER_INLINE Vec exponential(Vec x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const Vec scaled = (Vec)((BitVec)p + ((BitVec)shifted << 23));
+    const Vec scaled = p * (Vec)((BitVec)shifted << 23);
     return x < -87.0f ? splat(0.0f) : scaled;
 }
 

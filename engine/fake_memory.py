@@ -49,11 +49,10 @@ class FakeMemory:
 
     def digest(self, rows: Rows, row: int) -> np.uint64:
         """What the answer to a prompt follows from, read back."""
-        where = np.arange(int(rows.length[row]))
-        read = self._entries[rows.blocks[row, where // BLOCK_TOKENS], where % BLOCK_TOKENS]
-        digest: np.uint64 = weighed(read, where).sum(dtype=np.uint64)
+        read = self._all(rows, row)
+        digest: np.uint64 = weighed(read, np.arange(len(read))).sum(dtype=np.uint64)
         if self.states is not None:
-            digest ^= self.states.digest(row, len(where) // BLOCK_TOKENS)
+            digest ^= self.states.digest(row, len(read) // BLOCK_TOKENS)
         return digest
 
     def append(self, rows: Rows, run: Running, token: U64) -> None:
@@ -67,8 +66,12 @@ class FakeMemory:
                 self.states.advance(row, page, self._whole(rows, row, page, page + 1))
 
     def tokens(self, rows: Rows, row: int) -> npt.NDArray[np.int32]:
-        """Those of a sequence's whole pages, read back."""
-        return tokens_of(self._whole(rows, row, 0, int(rows.length[row]) // BLOCK_TOKENS))
+        """Those of a sequence, read back."""
+        return tokens_of(self._all(rows, row))
+
+    def _all(self, rows: Rows, row: int) -> U64:
+        where = np.arange(int(rows.length[row]))
+        return self._entries[rows.blocks[row, where // BLOCK_TOKENS], where % BLOCK_TOKENS]
 
     def _whole(self, rows: Rows, row: int, start: int, end: int) -> U64:
         """Entries of whole pages `start .. end`."""

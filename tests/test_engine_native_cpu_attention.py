@@ -142,6 +142,18 @@ def test_a_broken_projection_breaks_the_result(dtype: torch.dtype, which: str, v
     assert not torch.isfinite(out).any()
 
 
+@pytest.mark.parametrize("level", range(len(_kernels.LEVELS)), ids=_kernels.LEVELS)
+@pytest.mark.parametrize("which", ["q", "k"])
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00001, 0x7FC001FF, 0x7FFFFFFF, -1])
+def test_no_bits_of_a_nan_make_it_a_number(bits: int, which: str, level: int) -> None:
+    """Memory that was never written, or a checkpoint's rubbish, has any: exponentials that add bits could carry."""
+    batch, pool = batch_of([(1, 200)]), pool_of(SHAPE, 4, torch.float32)
+    heads = heads_of(1, 6, SHAPE, torch.float32)
+    getattr(heads, which).view(torch.int32)[:] = bits
+    out = CpuAttention(CpuPages(KERNEL, pool.layers, level=level), batch).attend(0, heads, Form(0.25))
+    assert not torch.isfinite(out).any()
+
+
 def test_projections_of_any_layout_are_taken() -> None:
     batch, pool = batch_of([(5, 5)]), pool_of(SHAPE, 3, torch.float32)
     heads = heads_of(5, 6, SHAPE, torch.float32)
