@@ -71,7 +71,8 @@ class FakeMemory:
 
     def _all(self, rows: Rows, row: int) -> U64:
         where = np.arange(int(rows.length[row]))
-        return self._entries[rows.blocks[row, where // BLOCK_TOKENS], where % BLOCK_TOKENS]
+        found: U64 = self._entries[rows.blocks[row, where // BLOCK_TOKENS], where % BLOCK_TOKENS]
+        return found
 
     def _whole(self, rows: Rows, row: int, start: int, end: int) -> U64:
         """Entries of whole pages `start .. end`."""

@@ -56,7 +56,7 @@ wait_ready() {
             rm -f -- "$pid_file"
             fail "the server ended during start; the end of $log_file:"
         elif ((SECONDS >= deadline)); then
-            stop
+            end "$pid"
             fail "the server was not ready within $start_timeout_s s; the end of $log_file:"
         fi
         sleep 0.2
@@ -78,16 +78,25 @@ stop() {
         rm -f -- "$pid_file"
         return 0
     fi
+    end "$pid"
+    echo "stopped"
+}
+
+# Ends a server that we know by its pid, also one so young that it is not yet what `running_pid` looks for.
+end() {
+    local pid=$1 groups deadline=$((SECONDS + stop_timeout_s))
     # Each rank leads a process group. The server ends them all, but one that has to be killed cannot.
-    local groups
     read -ra groups < <(cat "/proc/$pid/task/"*/children 2>/dev/null | tr '\n' ' ') || true
     kill -TERM "$pid" 2>/dev/null || true
-    local deadline=$((SECONDS + stop_timeout_s))
-    # Not `kill -0`, which also finds a zombie: nobody may be there to collect it, as in most containers.
-    while [[ -n $(running_pid) ]] && ((SECONDS < deadline)); do sleep 0.1; done
+    while lives "$pid" && ((SECONDS < deadline)); do sleep 0.1; done
     for group in "$pid" "${groups[@]}"; do kill -KILL -- "-$group" 2>/dev/null || true; done
     rm -f -- "$pid_file"
-    echo "stopped"
+}
+
+# Not `kill -0`, which also finds a zombie: nobody may be there to collect it, as in most containers.
+lives() {
+    local stat
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) && [[ ${stat##*) } != Z* ]]
 }
 
 status() {

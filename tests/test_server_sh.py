@@ -101,13 +101,21 @@ def test_a_start_that_fails_shows_the_end_of_the_log(script: Script, flags: list
     assert not (script.run_dir / "server.pid").exists()
 
 
-def test_a_start_that_takes_too_long_is_ended(script: Script) -> None:
-    failed = script(
-        "start", "--engine", "fake", "--model", str(script.model), "--port", "0", DEEPINFER_START_TIMEOUT="0"
-    )
+@pytest.mark.parametrize("slow", [False, True], ids=["python", "not yet python"])
+def test_a_start_that_takes_too_long_is_ended(script: Script, tmp_path: Path, *, slow: bool) -> None:
+    python = sys.executable
+    if slow:
+        wrapper = tmp_path / "slow"
+        wrapper.write_text(f'#!/bin/sh\nsleep 1\nexec {sys.executable} "$@"\n')
+        wrapper.chmod(0o755)
+        python = str(wrapper)
+    flags = "--engine", "fake", "--model", str(script.model), "--port", "0"
+    failed = script("start", *flags, DEEPINFER_START_TIMEOUT="0", DEEPINFER_PYTHON=python)
     assert failed.returncode == 1
     assert "was not ready within 0 s" in failed.stderr
     assert script("status").returncode == 3
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert [command for command in commands if str(script.model) in command] == []
 
 
 def test_a_stale_pid_file_names_nobody(script: Script) -> None:
