@@ -30,7 +30,7 @@ def choose_device(wanted: str, rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if wanted not in ("auto", "cuda") or not torch.cuda.is_available():
-        raise LaunchError(f"no {wanted} device is here (DEEPINFER_ACCELERATOR); torch {torch.__version__} sees the CPU")
+        raise LaunchError(f"device {wanted!r} (DEEPINFER_ACCELERATOR) is not here: torch {torch.__version__} has none")
     count = torch.cuda.device_count()
     if rank >= count:
         raise LaunchError(f"rank {rank} needs a CUDA card of its own, but only {count} are visible")
