@@ -178,7 +178,7 @@ def test_probe_sees_every_chunk_once_however_it_is_cut(piece: int) -> None:
     probe.start()
     thread.join(30)
     probe.join(30)
-    with pytest.raises(ServerError, match="Connection(Refused|Reset)Error"):  # it asked again, and nobody was there
+    with pytest.raises(ServerError, match=r"Connection(Refused|Reset)Error"):  # it asked again, and nobody was there
         probe.finish()
     assert len(probe.arrivals[0]) == 5
 
