@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from hicache.keys import PAGE_TOKENS
+from hicache.boundaries import last_boundaries
 
 # Boundaries of one answer, the last ones: a next turn repeats it whole, or all but what a chat template trims off it.
 STATES_PER_ANSWER: Final = 2
@@ -32,9 +32,9 @@ class Staging:
 
     def boundaries(self, prompt_pages: int, tokens: int) -> list[int]:
         """Boundaries behind a prompt whose states an answer that ended at `tokens` leaves, in pages, last one first."""
-        lowest = max(self._first_state, tokens - self._window)
-        first, last = max(-(-lowest // PAGE_TOKENS), prompt_pages + 1), tokens // PAGE_TOKENS
-        return list(range(last, first - 1, -1))[:STATES_PER_ANSWER]
+        return last_boundaries(
+            tokens, prompt_pages, first_state=self._first_state, window=self._window, most=STATES_PER_ANSWER
+        )
 
     def put(self, row: int) -> int:
         """Keep a copy of the state in this row; returns its name."""

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from hicache.boundaries import last_boundaries
 from hicache.buckets import Slots, Words, key_words
 from hicache.counts import RankCounts
 from hicache.hold import NO_SUMS, Hold
@@ -262,9 +263,10 @@ class Planner:
         """
         if not self.rules.has_states:
             return []
-        lowest = max(self.rules.first_state, tokens - self.rules.state_window, PAGE_TOKENS)
-        first, last = max(-(-lowest // PAGE_TOKENS), load + 1), tokens // PAGE_TOKENS
-        return list(range(last, first - 1, -1))[:STATES_PER_PROMPT]
+        rules = self.rules
+        return last_boundaries(
+            tokens, load, first_state=rules.first_state, window=rules.state_window, most=STATES_PER_PROMPT
+        )
 
     def _message(self, hold: Hold, look: Look, states: list[tuple[int, int]], *, reuse: bool) -> CachePlan:
         load, sums = hold.path[: hold.load], b""

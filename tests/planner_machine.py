@@ -6,39 +6,22 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import precondition, rule
 
-from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend, root
+from hicache.keys import KEY_BYTES, PAGE_TOKENS, extend
 from hicache.look import Look, Reason
 from hicache.pages import FREE, Ids
-from hicache.plan import Planner, Rules
-from hicache.shape import PoolShape
 from ipc.messages import CacheLoaded, CacheOffer, CacheStored
-from tests.cache_invariants import check_planner
-from tests.cache_oracle import Oracle, Plan, State
+from tests.cache_oracle import Plan
+from tests.planner_losses import RANKS, SELDOM, PlannerLosses
 
 LETTERS = st.text("ab", max_size=6)
 LONG = st.text("ab", min_size=2, max_size=7)
 MORE = st.text("ab", min_size=1, max_size=3)
 TAILS = st.sampled_from([1, 0, 100])
 HINTS = st.sampled_from([b"", b"talk"])
-RANKS = st.integers(0, 1)
-# What ends much at once is rare, or nothing ever gets full.
-SELDOM = st.integers(0, 11).map(lambda roll: roll == 7)
 CALLERS = st.sampled_from([b"me", b"you"])
 CONTENT = {letter: np.random.default_rng(ord(letter)).integers(0, 99, PAGE_TOKENS, np.int32) for letter in "ab"}
-RULES = [
-    Rules(keep_tokens=1, first_state=0, state_window=0, has_states=False),
-    Rules(keep_tokens=140, first_state=0, state_window=0, has_states=False),
-    Rules(keep_tokens=1, first_state=128, state_window=10_000, has_states=True),
-    Rules(keep_tokens=140, first_state=256, state_window=300, has_states=True),
-]
 
 
 def prompt(letters: str, tail: int = 0) -> Ids:
@@ -46,34 +29,8 @@ def prompt(letters: str, tail: int = 0) -> Ids:
     return np.concatenate([*(CONTENT[letter] for letter in letters), np.full(tail, 7, np.int32)]).astype(np.int32)
 
 
-class PlannerMachine(RuleBasedStateMachine):
+class PlannerMachine(PlannerLosses):
     """One planner and its oracle; plans and looks wait in lists for what happens to them."""
-
-    planner: Planner
-    oracle: Oracle
-
-    @initialize(pages=st.integers(1, 12), states=st.integers(0, 4), rules=st.sampled_from(RULES))
-    def start(self, pages: int, states: int, rules: Rules) -> None:
-        self.planner = Planner(PoolShape(pages, 4096, states, 512), rules, verify_loads=True)
-        self.oracle = Oracle(pages, states, rules)
-        self.epoch = 0
-        self.looks: list[tuple[Look, str, int]] = []
-        self.asked: list[tuple[bytes, str]] = []
-        self.known: set[bytes] = set()
-        self.first: dict[str, int] = {}  # letter -> slot of the first page stored last
-        self.scrubbed: dict[int, list[Any]] = {}
-        self.scrubbed_state: State | None = None
-
-    def root(self, caller: bytes) -> bytes:
-        return root(caller, bytes([self.epoch]))
-
-    def pick(self, data: st.DataObject, rank: int, **due: bool) -> int | None:
-        names = [
-            name
-            for name, plan in self.oracle.plans.items()
-            if plan.rank == rank and all(getattr(plan, key) == value for key, value in due.items())
-        ]
-        return data.draw(st.sampled_from(names)) if names else None
 
     # ---- looks and plans ----
 
@@ -275,78 +232,3 @@ class PlannerMachine(RuleBasedStateMachine):
 
         self.planner.settled(name, tell)
         assert plan.told[at] != plan.storing
-
-    # ---- losses ----
-
-    @rule(rank=RANKS, now=SELDOM)
-    def drop_rank(self, rank: int, now: bool) -> None:
-        if not now:
-            return
-        self.planner.drop_rank(rank)
-        for name in [name for name, plan in self.oracle.plans.items() if plan.rank == rank]:
-            told = self.oracle.plans[name].told
-            self.oracle.close(name)
-            assert all(told)
-
-    @rule(data=st.data(), now=SELDOM)
-    def invalidate(self, data: st.DataObject, now: bool) -> None:
-        if not now:
-            return
-        slot = data.draw(st.integers(0, self.oracle.total - 1))
-        self.planner.invalidate(slot)
-        for page in [page for page in self.oracle.pages if page.slot == slot]:
-            self.oracle.doom(page)
-
-    @rule(now=SELDOM)
-    def reset(self, now: bool) -> None:
-        if not now:
-            return
-        assert self.planner.reset() == self.oracle.reset()
-        self.epoch += 1
-        self.known.clear()
-
-    @rule()
-    def scrub(self) -> None:
-        got = self.planner.scrub.next_to_scrub()
-        if got is not None:
-            path = next(page for page in self.oracle.pages if page.slot == got[0]).path()
-            assert path[-1].owner is None
-            self.oracle.pin(path)
-            self.scrubbed[got[0]] = path
-
-    @precondition(lambda self: self.scrubbed)
-    @rule(bad=SELDOM)
-    def scrub_done(self, bad: bool) -> None:
-        slot, path = self.scrubbed.popitem()
-        self.planner.scrub.done(slot, not bad)
-        if bad:
-            self.oracle.doom(path[-1])
-        for page in path:
-            page.loose = True  # it may have lost its place while it was held
-        self.oracle.unpin(path, used=False)
-
-    @precondition(lambda self: self.scrubbed_state is None)
-    @rule()
-    def scrub_state(self) -> None:
-        ready = [state for state in self.oracle.states if state.owner is None and not state.dropped]
-        got = self.planner.scrub_states.next_to_scrub()
-        assert (got is not None) == bool(ready)
-        if got is not None:
-            (self.scrubbed_state,) = (state for state in ready if (state.slot, 9) == got)
-
-    @precondition(lambda self: self.scrubbed_state is not None)
-    @rule(bad=SELDOM)
-    def scrub_state_done(self, bad: bool) -> None:
-        state, self.scrubbed_state = self.scrubbed_state, None
-        assert state is not None
-        assert self.planner.scrub_states.done(state.slot, not bad) == (not state.dropped)
-        if bad and not state.dropped:
-            self.oracle.drop_state(state)
-
-    @invariant()
-    def whole(self) -> None:
-        if hasattr(self, "planner"):
-            check_planner(self.planner)
-            assert self.planner.pages_used == len(self.oracle.pages)
-            assert self.planner.states_used == len(self.oracle.states)
-            assert self.planner.index.room == self.oracle.room()
